@@ -9,6 +9,7 @@
   ASCII      code is ASCII text
   variables  getenv appears only in tools/ and runtime/os/settings.cpp (tests may set variables)
   errno      a check() that prints errno does not call the system in its condition: which of the two comes first is open
+  types      no two files define a type of one name in one namespace (type_definitions.py)
   op names   outside of runtime/op no code compares ops by name: what differs is a column (tests may pick ops by name)
 
 Usage: check_layers.py [ROOT]   (ROOT is the repository, by default the one this file is in.) Exit status 1 on a breach.
@@ -16,6 +17,8 @@ Usage: check_layers.py [ROOT]   (ROOT is the repository, by default the one this
 import pathlib
 import re
 import sys
+
+import type_definitions
 
 # What each folder may include, itself aside.
 MAY_SEE = {
@@ -130,9 +133,9 @@ def late_errno(code):
             yield match.start()
 
 
-def check_cxx(root, path, folder, lines):
-    """Yields (line number, breach) for one C++ file."""
-    code = code_of("\n".join(lines))
+def check_cxx(root, path, folder, lines, code):
+    """Yields (line number, breach) for one C++ file; `code` is code_of() its text."""
+    where = path.relative_to(root).as_posix()
     for number, length in function_lengths(code):
         if length > MAX_FUNCTION_LINES:
             yield number, f"a function of {length} lines; the limit is {MAX_FUNCTION_LINES}"
@@ -145,8 +148,7 @@ def check_cxx(root, path, folder, lines):
                    "an op is compared by name; ask for a column of its row (runtime/op/op.h), or compare rows")
     for number, line in enumerate(lines, 1):
         match = INCLUDE.match(line)
-        breach = match and (check_include(root, folder, match.group(1))
-                            or check_rooms(path.relative_to(root).as_posix(), match.group(1)))
+        breach = match and (check_include(root, folder, match.group(1)) or check_rooms(where, match.group(1)))
         if breach:
             yield number, breach
         reads_environment = folder == "tools" or folder == "tests" or path == root / "runtime/os/settings.cpp"
@@ -165,9 +167,10 @@ def check_tree(root):
     for folder in sorted({path.parent for path in files}):
         if folder.name != "__pycache__" and golden not in folder.parents and not (folder / "README.md").is_file():
             yield f"{folder.relative_to(root)}: has no README.md"
+    codes = {}  # of C++ files
     for folder in MAY_SEE:
         for path in sorted((root / folder).rglob("*")):
-            where = path.relative_to(root)
+            where = path.relative_to(root).as_posix()
             if path.suffix not in CODE or not path.is_file():
                 continue
             data = path.read_bytes()
@@ -178,8 +181,12 @@ def check_tree(root):
                 if not line.isascii():
                     yield f"{where}:{number}: not ASCII"
             if path.suffix in CXX:
-                for number, breach in check_cxx(root, path, folder, lines):
+                codes[where] = code_of("\n".join(lines))
+                for number, breach in check_cxx(root, path, folder, lines, codes[where]):
                     yield f"{where}:{number}: {breach}"
+    for where, at, name, other in type_definitions.defined_twice(codes.items()):
+        number = codes[where].count("\n", 0, at) + 1
+        yield f"{where}:{number}: {name} is defined in {other} too; give one of them another name"
 
 
 def main():

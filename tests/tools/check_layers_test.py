@@ -6,6 +6,10 @@ import tempfile
 import unittest
 
 CHECKER = pathlib.Path(__file__).resolve().parents[2] / "tools" / "check_layers.py"
+sys.path.insert(0, str(CHECKER.parent))
+import check_layers  # noqa: E402
+import type_definitions  # noqa: E402
+
 GOOD = {
     "runtime/README.md": "",
     "runtime/a.h": "#pragma once\n",
@@ -102,6 +106,35 @@ class CheckLayers(unittest.TestCase):
                      'check(file.is_open(), "{}", std::strerror(errno));', 'check(::stat(p, &s) == 0, "no {}", p);',
                      'check(sherd::fine(x), "{}", errno);'):
             self.assertEqual(self.run_on({"nn/b.cpp": f"\n{text}\n"})[0], 0, text)
+
+    def twice(self, *files):
+        """What defined_twice() finds in files, pairs of a path and text: (path, line, name, other path)."""
+        codes = [(file, check_layers.code_of(text)) for file, text in files]
+        return [(file, dict(codes)[file].count("\n", 0, at) + 1, name, other)
+                for file, at, name, other in type_definitions.defined_twice(codes)]
+
+    def test_types_defined_twice(self):
+        first = "namespace a::b {\nclass X final : public Y<int> {\n  struct Z {};\n};\n}\n"
+        for text in ("namespace a {\nnamespace b {\nstruct X { int f() { return 1; } struct Z {}; };\n}}\n",
+                     "namespace a::b { enum class Kind : char { x };\n\ntemplate <class T, int n = (1 > 0)>\n"
+                     "class [[nodiscard]] alignas(16) X {};\n}\n",
+                     "int f() { return 0; }\nnamespace a::b { inline namespace c { int g(); }\nenum X { one }; }\n",
+                     'extern "C" { int f(void); }\nnamespace a {\nstruct b::X : Y<decltype(f())> {}; }\n'):
+            self.assertEqual(self.twice(("nn/d.h", first), ("nn/e.cpp", text)), [("nn/e.cpp", 3, "a::b::X", "nn/d.h")])
+        for text in ("namespace a::b {\nclass X;\nX make(struct X* x);\n}\n", "namespace a { class X {}; }\n",
+                     "namespace a::b { namespace { class X {}; }\nvoid f() { struct X {}; }\nstruct W { class X {}; }; }\n",
+                     "namespace a::b {\n// class X {};\ntemplate <>\nstruct X<int> {};\nX x = {}, *y{};\nX f() { return {}; } }\n",
+                     "#define SECOND namespace a::b { class X {}; }\n"):
+            self.assertEqual(self.twice(("nn/d.h", first), ("nn/e.cpp", text)), [], text)
+        self.expect({"nn/d.h": "#pragma once\nstruct X {};\n", "nn/e.cpp": "\nenum X {};\n"}, "nn/e.cpp:2: X is defined in nn/d.h too")
+
+    def test_types_of_two_programs_may_have_one_name(self):
+        x, program = "struct X {};\n", "struct X {};\nint main() {}\n"
+        for one, other in ((("tests/nn/a.cpp", x), ("tests/comm/b.cpp", x)), (("tools/x.cpp", program), ("tools/y.cpp", program))):
+            self.assertEqual(self.twice(one, other), [])
+        for one, other in ((("tests/nn/a.cpp", x), ("tests/nn/b.cpp", x)), (("tests/nn/a.cpp", x), ("tests/support/b.h", x)),
+                           (("nn/e.h", x), ("tools/y.cpp", program)), (("nn/e.h", x), ("tests/nn/a.cpp", x))):
+            self.assertEqual(self.twice(one, other), [(other[0], 1, "X", one[0])])
 
     def test_environment(self):
         self.expect({"nn/b.cpp": 'auto* x = getenv("X");\n'}, "environment variables")
