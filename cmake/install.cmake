@@ -1,11 +1,12 @@
 # cmake --install: the program, the libraries with their headers, and the package `sherd` with the targets sherd::sherd
 # and sherd::train.
 #
-#   lib/libsherd.so         include/sherd/{runtime,dtensor,compile,nn}/       bin/sherd   share/sherd/configs/
-#   bin/sherd-bench (where it was built)
+#   lib/libsherd.so         include/sherd/sherd.h                             bin/sherd   share/sherd/configs/
+#   bin/sherd-bench (where it was built)                include/sherd/{runtime,dtensor,compile,nn}/
 #   lib/libsherd_train.so   include/sherd/tools/train/                        lib/cmake/sherd/
 #   lib/libsherd_onednn.so (where oneDNN was found)   lib/libsherd_cuda.so (where nvcc was found)
 #
+# Targets bring both include/, for <sherd/sherd.h>, and include/sherd/, for what it includes.
 # The tree can be moved: libraries and program find each other by $ORIGIN. What the libraries themselves need (Boost,
 # json, toml++) is compiled into them; a user's build needs only what headers name, oneTBB and fmt. The target
 # `programs` builds all of this, and the examples.
@@ -26,6 +27,7 @@ add_custom_target(programs DEPENDS sherd sherd_lib sherd_train ${opened} ${SHERD
 
 install(TARGETS sherd_lib sherd_train EXPORT sherd-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  FILE_SET umbrella DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd)
 install(TARGETS sherd ${opened}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

@@ -35,7 +35,7 @@ NAMES = {
 }
 ALSO = {"string_view": {"string"}, "fmt/format.h": {"fmt/core.h", "fmt/ranges.h", "fmt/ostream.h"},
         "functional": {"unordered_map"}, "memory": {"functional"}}
-FOLDERS = ("runtime", "dtensor", "compile", "nn", "tools")
+FOLDERS = ("include", "runtime", "dtensor", "compile", "nn", "tools")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]*)[>"]', re.M)
 NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
 PATTERNS = {header: re.compile(names) for header, names in NAMES.items()}

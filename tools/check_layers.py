@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks the rules of the tree that no compiler checks, and prints one line per breach.
 
-  includes   "folder/file.h" exists, and its folder is one that the including folder may see
+  includes   "folder/file.h" exists, and its folder is one that the including folder may see; <sherd/...> is included by
+             programs only: tools/examples and tests
   rooms      inside a folder of ORDER, a room includes itself and those before it
   headers    `#pragma once` stands in every header exactly once
   length     no file of code has more than 600 lines, no function more than 60 (clang-tidy checks functions too)
@@ -22,6 +23,7 @@ import type_definitions
 
 # What each folder may include, itself aside.
 MAY_SEE = {
+    "include": {"runtime", "dtensor", "compile", "nn"},
     "runtime": set(),
     "dtensor": {"runtime"},
     "compile": {"runtime"},
@@ -41,6 +43,7 @@ MAX_FUNCTION_LINES = 60
 CXX = {".h", ".cpp", ".cu"}
 CODE = CXX | {".py", ".cmake"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]*)"')
+UMBRELLA = re.compile(r"^\s*#\s*include\s*<(sherd/[^>]*)>")
 PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\b")
 # Comments, literals and preprocessor lines: no brace in them counts.
 NO_CODE = re.compile(
@@ -68,6 +71,13 @@ def check_include(root, folder, target):
     if not (root / target).is_file():
         return f'"{target}" does not exist'
     return None
+
+
+def check_umbrella(root, where, target):
+    """Returns what is wrong with including <`target`> from the file `where`, or None."""
+    if not where.startswith(("tools/examples/", "tests/")):
+        return f'<{target}> is for programs; code of the tree includes "folder/file.h"'
+    return None if (root / "include" / target).is_file() else f"<{target}> does not exist"
 
 
 def check_rooms(where, target):
@@ -147,8 +157,10 @@ def check_cxx(root, path, folder, lines, code):
             yield (code.count("\n", 0, match.start()) + 1,
                    "an op is compared by name; ask for a column of its row (runtime/op/op.h), or compare rows")
     for number, line in enumerate(lines, 1):
-        match = INCLUDE.match(line)
-        breach = match and (check_include(root, folder, match.group(1)) or check_rooms(where, match.group(1)))
+        if match := INCLUDE.match(line):
+            breach = check_include(root, folder, match.group(1)) or check_rooms(where, match.group(1))
+        else:
+            breach = (match := UMBRELLA.match(line)) and check_umbrella(root, where, match.group(1))
         if breach:
             yield number, breach
         reads_environment = folder == "tools" or folder == "tests" or path == root / "runtime/os/settings.cpp"

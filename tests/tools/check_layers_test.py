@@ -107,6 +107,15 @@ class CheckLayers(unittest.TestCase):
                      'check(sherd::fine(x), "{}", errno);'):
             self.assertEqual(self.run_on({"nn/b.cpp": f"\n{text}\n"})[0], 0, text)
 
+    def test_umbrella_is_for_programs(self):
+        tree = {"include/sherd/README.md": "", "include/sherd/sherd.h": '#pragma once\n#include "nn/d.h"\n',
+                "tools/examples/README.md": ""}
+        program = "#include <sherd/sherd.h>\n#include <sherdlike/x.h>\n"
+        self.assertEqual(self.run_on({**tree, "tools/examples/e.cpp": program})[0], 0)
+        self.expect({**tree, "nn/b.cpp": program}, "nn/b.cpp:1: <sherd/sherd.h> is for programs")
+        self.expect({**tree, "tools/examples/e.cpp": "\n#include <sherd/nn.h>\n"}, "e.cpp:2: <sherd/nn.h> does not exist")
+        self.expect({**tree, "include/sherd/sherd.h": '#pragma once\n#include "tools/c.h"\n'}, "include may not include tools")
+
     def twice(self, *files):
         """What defined_twice() finds in files, pairs of a path and text: (path, line, name, other path)."""
         codes = [(file, check_layers.code_of(text)) for file, text in files]

@@ -2,14 +2,7 @@
 //   build/release/bin/own_model           sherd run -n 4 -- build/release/bin/own_model 2 2
 #include <cstdlib>
 
-#include "nn/layers/embedding.h"
-#include "nn/layers/linear.h"
-#include "nn/optim/adamw.h"
-#include "nn/parallel/shard/fully_shard.h"
-#include "nn/parallel/tensor_parallel.h"
-#include "runtime/autograd/autograd.h"
-#include "runtime/comm/job/world.h"
-#include "runtime/op/ops.h"
+#include <sherd/sherd.h>
 
 using namespace sherd;
 

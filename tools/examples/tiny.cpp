@@ -1,9 +1,5 @@
 // The README's example: a model, sharded, trained. `sherd run -n 2 -- build/release/bin/tiny`
-#include "nn/layers/linear.h"
-#include "nn/optim/adamw.h"
-#include "nn/parallel/shard/fully_shard.h"
-#include "runtime/autograd/autograd.h"
-#include "runtime/op/ops.h"
+#include <sherd/sherd.h>
 
 using namespace sherd;
 

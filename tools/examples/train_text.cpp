@@ -4,10 +4,8 @@
 //   sherd run -n 2 -- build/release/bin/train_text input.txt checkpoint 200
 #include <cstdlib>
 
-#include <fmt/format.h>
+#include <sherd/sherd.h>
 
-#include "nn/checkpoint/saves.h"
-#include "runtime/comm/job/world.h"
 #include "tools/train/trainer.h"
 
 using namespace sherd;

@@ -2,16 +2,7 @@
 //   build/release/bin/two_axes            sherd run -n 4 -- build/release/bin/two_axes 2 2
 #include <cstdlib>
 
-#include "compile/compile.h"
-#include "dtensor/draw.h"
-#include "dtensor/scopes.h"
-#include "nn/models/llama_plan.h"
-#include "nn/optim/adamw.h"
-#include "nn/optim/clip.h"
-#include "nn/parallel/shard/fully_shard.h"
-#include "runtime/autograd/autograd.h"
-#include "runtime/comm/group/comm_counter.h"
-#include "runtime/comm/job/world.h"
+#include <sherd/sherd.h>
 
 using namespace sherd;
 
