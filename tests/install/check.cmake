@@ -1,5 +1,6 @@
-# Installs a build into an empty folder, builds the outside project against it, and runs its programs.
-#   cmake -DBUILD=build/release -DWORK=folder [-DCXX_FLAGS=...] -P tests/install/check.cmake
+# Installs a build into an empty folder, builds the outside project against it, and runs its programs, those too that
+# README.md and docs/ show whole. With HEADERS=ON also every installed header in one file, in two orders.
+#   cmake -DBUILD=build/release -DWORK=folder [-DCXX_FLAGS=...] [-DHEADERS=ON] -P tests/install/check.cmake
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE out ERROR_VARIABLE out)
   if(status)
@@ -29,10 +30,24 @@ foreach(header ${headers})
   endforeach()
 endforeach()
 
+# Any two headers compile together, whichever comes first.
+set(orders)
+if(HEADERS)
+  set(orders ${WORK}/headers)
+  foreach(order sorted reversed)
+    list(TRANSFORM headers REPLACE "(.+)" "#include <sherd/\\1>\n" OUTPUT_VARIABLE lines)
+    file(WRITE ${orders}/${order}.cpp ${lines})
+    list(REVERSE headers)
+  endforeach()
+endif()
+
+find_program(python python3 REQUIRED)
+run(${python} ${CMAKE_CURRENT_LIST_DIR}/paste.py ${CMAKE_CURRENT_LIST_DIR}/../.. ${WORK}/pasted)
+string(STRIP "${out}" pasted)
 run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR} -B ${WORK}/build -DCMAKE_PREFIX_PATH=${WORK}/installed
-    "-DCMAKE_CXX_FLAGS=${CXX_FLAGS}")
+    "-DCMAKE_CXX_FLAGS=${CXX_FLAGS}" -DPASTED=${WORK}/pasted -DHEADERS=${orders})
 run(${CMAKE_COMMAND} --build ${WORK}/build)
-foreach(program outside outside_training)
+foreach(program outside outside_training ${pasted})
   run(${CMAKE_COMMAND} -E env --unset=LD_LIBRARY_PATH ${WORK}/build/${program} ${WORK}/${program}.files)
   message(STATUS "${program}: ${out}")
 endforeach()

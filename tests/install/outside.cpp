@@ -1,8 +1,5 @@
 // Ten lines against the installed library: an MLP learns the sum of its inputs.
-#include "nn/layers/linear.h"
-#include "nn/optim/adamw.h"
-#include "runtime/autograd/autograd.h"
-#include "runtime/op/ops.h"
+#include <sherd/sherd.h>
 
 using namespace sherd;
 

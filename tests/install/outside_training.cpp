@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include <fmt/format.h>
+#include <sherd/sherd.h>
 
 #include "tools/train/trainer.h"
 
