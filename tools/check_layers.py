@@ -20,6 +20,7 @@ import re
 import sys
 
 import type_definitions
+from cxx_code import code_of
 
 # What each folder may include, itself aside.
 MAY_SEE = {
@@ -45,10 +46,6 @@ CODE = CXX | {".py", ".cmake"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]*)"')
 UMBRELLA = re.compile(r"^\s*#\s*include\s*<(sherd/[^>]*)>")
 PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\b")
-# Comments, literals and preprocessor lines: no brace in them counts.
-NO_CODE = re.compile(
-    r'//[^\n]*|/\*.*?\*/|R"([^(\s]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|^[ \t]*#(?:[^\n\\]|\\.|\\\n)*',
-    re.S | re.M)
 NO_FUNCTION = re.compile(r"\b(requires|alignas|decltype|noexcept|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)")
 GETENV = re.compile(r"\bgetenv\s*\(|\benviron\b")
 # op.name, node.op->name, row->name; `row.name` is a figure's in tools/bench.
@@ -91,11 +88,6 @@ def check_rooms(where, target):
         if level[rooms[1]] >= level[rooms[0]]:
             return f'"{target}": the order in {folder}/ is {" < ".join(line.replace(" ", " | ") for line in order)}'
     return None
-
-
-def code_of(text):
-    """The text with blanks for what is no code, so that every place stays where it is."""
-    return NO_CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
 def function_lengths(text):

@@ -71,6 +71,10 @@ class CheckLayers(unittest.TestCase):
         for text in (f"void f() {{\n{short_body}\n}}\n" * 2, f"namespace n {{\n{body}\n}}\n", f"int x[] = {{\n{body}\n}};\n"):
             self.assertEqual(self.run_on({"nn/b.cpp": text})[0], 0)
 
+    def test_digits_open_no_literal(self):
+        body = "\n".join(["  x();"] * 60)
+        self.expect({"nn/b.cpp": f"void f() {{\n  f(1'0, '}}');\n{body}\n}}\n"}, "nn/b.cpp:1: a function of 63 lines")
+
     def test_rooms_keep_their_order(self):
         rooms = {f"runtime/{room}/{name}": text for room in ("os", "op", "cpu", "cuda")
                  for name, text in (("README.md", ""), (f"{room}.h", "#pragma once\n"))}
