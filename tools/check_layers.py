@@ -11,6 +11,7 @@
   variables  getenv appears only in tools/ and runtime/os/settings.cpp (tests may set variables)
   errno      a check() that prints errno does not call the system in its condition: which of the two comes first is open
   types      no two files define a type of one name in one namespace (type_definitions.py)
+  weight     no folder is over its row in tools/weight.toml (weigh.py)
   op names   outside of runtime/op no code compares ops by name: what differs is a column (tests may pick ops by name)
 
 Usage: check_layers.py [ROOT]   (ROOT is the repository, by default the one this file is in.) Exit status 1 on a breach.
@@ -20,6 +21,7 @@ import re
 import sys
 
 import type_definitions
+import weigh
 from cxx_code import code_of
 
 # What each folder may include, itself aside.
@@ -195,7 +197,7 @@ def check_tree(root):
 
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
-    breaches = list(check_tree(root))
+    breaches = [*check_tree(root), *weigh.breaches(root)]
     for breach in breaches:
         print(breach)
     print(f"check_layers: {len(breaches)} breaches" if breaches else "check_layers: the tree keeps its rules")

@@ -24,8 +24,12 @@ GOOD = {
 class CheckLayers(unittest.TestCase):
     def run_on(self, changes):
         """Writes GOOD with `changes` and returns the checker's status and lines."""
+        files = {**GOOD, **changes}
+        tops = {name.split("/")[0] for name in files if name.endswith((".h", ".cpp", ".cu", ".py"))}
+        rows = "".join(f'"{top}" = {{ statements = 999, files = 99, types = 9 }}\n' for top in tops)
+        files.setdefault("tools/weight.toml", "[folders]\n" + rows)
         with tempfile.TemporaryDirectory() as folder:
-            for name, text in {**GOOD, **changes}.items():
+            for name, text in files.items():
                 path = pathlib.Path(folder, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if text is not None:
@@ -148,6 +152,10 @@ class CheckLayers(unittest.TestCase):
         for one, other in ((("tests/nn/a.cpp", x), ("tests/nn/b.cpp", x)), (("tests/nn/a.cpp", x), ("tests/support/b.h", x)),
                            (("nn/e.h", x), ("tools/y.cpp", program)), (("nn/e.h", x), ("tests/nn/a.cpp", x))):
             self.assertEqual(self.twice(one, other), [(other[0], 1, "X", one[0])])
+    def test_weight(self):
+        row = '"{}" = {{ statements = {}, files = 9, types = 9 }}\n'
+        rows = "[folders]\n" + row.format("runtime", 9) + row.format("nn", 9) + row.format("tools", 0)
+        self.expect({"tools/weight.toml": rows}, "tools: 1 statements, its row in tools/weight.toml allows 0")
 
     def test_environment(self):
         self.expect({"nn/b.cpp": 'auto* x = getenv("X");\n'}, "environment variables")

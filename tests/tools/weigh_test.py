@@ -1,11 +1,16 @@
-"""tools/count_code.py counts statements, files and types as counted by hand."""
+"""tools/weigh.py counts what tools/weight.toml says and finds folders over their rows.
+
+Oracle: counts made by hand.
+"""
 import pathlib
+import subprocess
 import sys
 import tempfile
 import unittest
 
 TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))
+import weigh  # noqa: E402
 from count_code import Weight, public_types, weigh_file, weigh_tree  # noqa: E402
 from cxx_code import code_of  # noqa: E402
 
@@ -59,6 +64,80 @@ class Counts(unittest.TestCase):
             weights, without = weigh_tree(root, {row: Weight() for row in (".", "nn", "nn/y")})
         self.assertEqual(weights, {".": Weight(0, 1), "nn": Weight(3, 3), "nn/y": Weight(3, 2)})
         self.assertEqual(without, ["e"])
+
+
+class Tree(unittest.TestCase):
+    """A folder with rows and code."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name).resolve()
+        self.write({"tools/weight.toml": '[folders]\n"nn" = { statements = 4, files = 2, types = 1 }\n',
+                    "nn/a.h": "struct A {};"})
+
+    def write(self, files):
+        for name, text in files.items():
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / name).write_text(text, encoding="utf-8")
+
+    def rows(self, statements, more=""):
+        return {"tools/weight.toml": f'[folders]\n"nn" = {{ statements = {statements}, files = 2, types = 1 }}\n{more}'}
+
+    def breaches(self):
+        return list(weigh.breaches(self.root))
+
+    def expect(self, *parts):
+        found = self.breaches()
+        self.assertEqual(len(found), 1, found)
+        for part in parts:
+            self.assertIn(part, found[0])
+
+
+class Budgets(Tree):
+    def test_a_tree_within_its_rows(self):
+        self.assertEqual(self.breaches(), [])
+
+    def test_over_a_row(self):
+        remedy = "or raise the row in a commit that does nothing else and names the issue"
+        self.write({"nn/x/b.cpp": "int b; int c; int d;"})
+        self.expect("nn: 5 statements", "allows 4; take 1 out", remedy)
+        self.write({"nn/x/b.cpp": "", "nn/c.py": ""})
+        self.expect("nn: 3 files", "allows 2")
+        self.write({"nn/a.h": "struct A {}; enum class B { b };"})
+        (self.root / "nn/c.py").unlink()
+        self.expect("nn: 2 public types", "allows 1")
+
+    def test_rows_and_folders_match(self):
+        self.write({"dtensor/a.cpp": ";"})
+        self.expect("dtensor: has no row")
+        self.write(self.rows(4, '"dtensor" = { statements = 1, files = 1, types = 0 }\n'))
+        self.assertEqual(self.breaches(), [])
+        (self.root / "dtensor/a.cpp").unlink()
+        self.expect("the row dtensor has no folder")
+
+    def test_bad_rows(self):
+        for text, breach in (('[folders]\n"nn" = { files = 1 }\n', "row nn is {'files': 1}; it has statements, files, types"),
+                             ('[folders]\n"nn" = { statements = -1, files = 1, types = 1 }\n', "each a count"),
+                             ("[folders\n", "tools/weight.toml: ")):
+            self.write({"tools/weight.toml": text})
+            self.expect(breach)
+        (self.root / "tools/weight.toml").unlink()
+        self.expect("does not exist")
+
+    def test_write_lowers_and_raises_only_when_asked(self):
+        self.write({**self.rows(100), "nn/b.cpp": ";" * 98})
+        run = [sys.executable, TOOLS / "weigh.py", self.root, "--write", "--room", "0"]
+        self.assertEqual(subprocess.run(run, capture_output=True, check=False).returncode, 0)
+        self.assertEqual(weigh.read_rows(self.root), {"nn": Weight(100, 2, 1)})
+        self.write({"nn/b.cpp": ";" * 50})
+        subprocess.run(run[:-2], capture_output=True, check=True)
+        self.assertEqual(weigh.read_rows(self.root), {"nn": Weight(54, 2, 1)})
+        self.write({"nn/b.cpp": ";" * 98})
+        self.assertEqual(subprocess.run(run, capture_output=True, check=False).returncode, 1)
+        self.assertEqual(weigh.read_rows(self.root), {"nn": Weight(54, 2, 1)})
+        self.assertEqual(subprocess.run([*run, "--raise"], capture_output=True, check=False).returncode, 0)
+        self.assertEqual(weigh.read_rows(self.root), {"nn": Weight(100, 2, 1)})
 
 
 if __name__ == "__main__":
