@@ -11,7 +11,7 @@
   variables  getenv appears only in tools/ and runtime/os/settings.cpp (tests may set variables)
   errno      a check() that prints errno does not call the system in its condition: which of the two comes first is open
   types      no two files define a type of one name in one namespace (type_definitions.py)
-  weight     no folder is over its row in tools/weight.toml (weigh.py)
+  weight     no folder is over its row in tools/weight.toml, and rows rise only as that file says (weigh.py)
   op names   outside of runtime/op no code compares ops by name: what differs is a column (tests may pick ops by name)
 
 Usage: check_layers.py [ROOT]   (ROOT is the repository, by default the one this file is in.) Exit status 1 on a breach.

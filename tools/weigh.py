@@ -4,6 +4,8 @@
 Usage: weigh.py [ROOT]                 prints what each folder weighs beside its row; status 1 if check_layers.py would fail
        weigh.py [ROOT] --write         lowers rows to what their folders weigh and 3 % (--room PERCENT) more; raises none
        weigh.py [ROOT] --write --raise writes all rows so, raised ones too: for a commit that does nothing else
+       weigh.py [ROOT] --history BASE  also checks the commits of BASE..HEAD that change a row (without it: those that
+                                       the upstream branch does not have, and HEAD)
 """
 import argparse
 import pathlib
@@ -12,6 +14,7 @@ import sys
 import tomllib
 
 from count_code import Weight, weigh_tree
+from weight_history import rises_in_history
 
 ROWS = "tools/weight.toml"
 ROW = re.compile(r'^("(?P<folder>[^"]+)"\s*=\s*)\{[^}]*\}', re.M)
@@ -51,8 +54,8 @@ def over_rows(rows, weights):
                 yield f"{folder}: {count} {what}, its row in {ROWS} allows {allowed}; {REMEDY.format(excess=count - allowed)}"
 
 
-def breaches(root):
-    """Yields every breach of the budgets below `root` as one line of text."""
+def breaches(root, base=None, note=lambda text: print(text, file=sys.stderr)):
+    """Yields every breach of the budgets below `root` as one line of text; `note` takes what could not be checked."""
     try:
         rows = read_rows(root)
         weights, without = weigh_tree(root, rows)
@@ -63,6 +66,7 @@ def breaches(root):
     yield from (f"{ROWS}: the row {folder} has no folder with code; take the row out"
                 for folder in rows if not weights[folder].files)
     yield from over_rows(rows, weights)
+    yield from rises_in_history(root, ROWS, base, note)
 
 
 def print_table(rows, weights):
@@ -94,6 +98,7 @@ def main():
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--raise", dest="may_raise", action="store_true")
     parser.add_argument("--room", type=int, default=3)
+    parser.add_argument("--history", metavar="BASE")
     options = parser.parse_args()
     if options.may_raise and not options.write:
         parser.error("--raise goes with --write")
@@ -110,7 +115,7 @@ def main():
         write_rows(root, weights, rows, options.room, options.may_raise)
         rows = read_rows(root)
     print_table(rows, weights)
-    found = list(breaches(root))
+    found = list(breaches(root, options.history))
     for breach in found:
         print(breach)
     return 1 if found else 0

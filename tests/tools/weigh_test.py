@@ -1,8 +1,10 @@
-"""tools/weigh.py counts what tools/weight.toml says and finds folders over their rows.
+"""tools/weigh.py counts what tools/weight.toml says, finds folders over their rows, and commits that raise a row aside.
 
-Oracle: counts made by hand.
+Oracles: counts made by hand, and repositories of a few commits.
 """
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -67,12 +69,13 @@ class Counts(unittest.TestCase):
 
 
 class Tree(unittest.TestCase):
-    """A folder with rows and code."""
+    """A folder with rows and code, in git where a test asks for it."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name).resolve()
+        self.notes = []
         self.write({"tools/weight.toml": '[folders]\n"nn" = { statements = 4, files = 2, types = 1 }\n',
                     "nn/a.h": "struct A {};"})
 
@@ -84,19 +87,35 @@ class Tree(unittest.TestCase):
     def rows(self, statements, more=""):
         return {"tools/weight.toml": f'[folders]\n"nn" = {{ statements = {statements}, files = 2, types = 1 }}\n{more}'}
 
-    def breaches(self):
-        return list(weigh.breaches(self.root))
+    def breaches(self, base=None):
+        return list(weigh.breaches(self.root, base, self.notes.append))
 
-    def expect(self, *parts):
-        found = self.breaches()
+    def expect(self, *parts, base=None):
+        found = self.breaches(base)
         self.assertEqual(len(found), 1, found)
         for part in parts:
             self.assertIn(part, found[0])
+
+    def git(self, *arguments):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        identity = ["-c", "user.name=t", "-c", "user.email=t", "-c", "commit.gpgsign=false", "-c", "init.defaultBranch=main"]
+        subprocess.run(["git", "-C", self.root, *identity, *arguments], check=True, capture_output=True, env=environment)
+
+    def commit(self, message, files):
+        self.write(files)
+        self.git("add", "-A")
+        self.git("commit", "-q", "--no-verify", "-m", message)
+
+    def start(self):
+        self.git("init", "-q")
+        self.commit("begin", {})
 
 
 class Budgets(Tree):
     def test_a_tree_within_its_rows(self):
         self.assertEqual(self.breaches(), [])
+        self.assertEqual(len(self.notes), 1)
+        self.assertIn("no git history", self.notes[0])
 
     def test_over_a_row(self):
         remedy = "or raise the row in a commit that does nothing else and names the issue"
@@ -138,6 +157,93 @@ class Budgets(Tree):
         self.assertEqual(weigh.read_rows(self.root), {"nn": Weight(54, 2, 1)})
         self.assertEqual(subprocess.run([*run, "--raise"], capture_output=True, check=False).returncode, 0)
         self.assertEqual(weigh.read_rows(self.root), {"nn": Weight(100, 2, 1)})
+
+
+@unittest.skipUnless(shutil.which("git"), "there is no git")
+class History(Tree):
+    def test_ignored_files_weigh_nothing(self):
+        self.write({".gitignore": "made/\n", "nn/made/b.cpp": ";" * 99})
+        self.expect("nn: 101 statements")
+        self.start()
+        self.assertEqual(self.breaches(), [])
+
+    def test_a_row_rises_alone_and_names_the_issue(self):
+        self.start()
+        self.commit("nn: allow more, issue 31", self.rows(9))
+        self.assertEqual(self.breaches(), [])
+        self.commit("nn: add b, issue 31", {"nn/b.cpp": ";"})
+        self.assertEqual(self.breaches("HEAD~2"), [])
+        self.assertEqual(self.notes, [])
+
+    def test_a_row_that_rises_beside_code(self):
+        self.start()
+        self.commit("nn: add b, issue 31", {**self.rows(9), "nn/b.cpp": ";"})
+        self.expect("raises nn beside other changes (nn/b.cpp)", "a row of tools/weight.toml rises in a commit that does")
+        self.commit("nn: say more", {"nn/b.cpp": ";;"})
+        self.assertEqual(self.breaches(), [])  # of an earlier commit the range tells
+        self.expect("raises nn beside", base="HEAD~2")
+
+    def test_a_row_that_rises_without_an_issue(self):
+        self.start()
+        self.commit("nn: allow more", self.rows(9))
+        self.expect("raises nn and names no issue")
+
+    def test_a_row_falls_beside_code(self):
+        self.start()
+        self.commit("nn: add b", {**self.rows(3), "nn/b.cpp": ";"})
+        self.assertEqual(self.breaches(), [])
+
+    def test_a_new_folder_brings_its_row(self):
+        row = '"op" = { statements = 9, files = 9, types = 9 }\n'
+        self.start()
+        self.commit("op: begin, #31", {**self.rows(4, row), "op/a.cpp": ";"})
+        self.assertEqual(self.breaches(), [])
+        self.commit("nn: begin x", {**self.rows(4, row + row.replace("op", "nn/x")), "nn/x/b.cpp": ""})
+        self.expect("raises nn/x and names no issue")
+
+    def test_a_new_row_that_another_pays_for(self):
+        self.start()
+        self.commit("nn: add x", {"nn/x/b.cpp": ";"})
+        row = '"nn/x" = { statements = 1, files = 1, types = 0 }\n'
+        self.commit("nn: weigh x by itself", {"tools/weight.toml":
+                    f'[folders]\n"nn" = {{ statements = 3, files = 1, types = 1 }}\n{row}', "nn/x/b.cpp": "int b;"})
+        self.assertEqual(self.breaches(), [])
+        self.commit("nn: more for all, issue 31", {**self.rows(4, row), "nn/x/b.cpp": "int c;"})
+        self.expect("raises nn beside other changes (nn/x/b.cpp)")
+
+    def test_seconds_and_the_reference(self):
+        ci = "[ci]\nreference = {}\n[ci.seconds]\nrelease = {}\n"
+        self.start()
+        for reference, release, breach in ((2.0, 100, None), (2.0, 90, None), (2.5, 90, None), (2.5, 91, "release"),
+                                           (2.4, 91, "reference")):
+            self.commit("ci: change", self.rows(4, ci.format(reference, release)) | {"nn/README.md": f"{reference} {release}"})
+            if breach:
+                self.expect(f"raises {breach} and names no issue")
+        self.commit("ci: a quicker reference, issue 31", self.rows(4, ci.format(2.3, 91)) | {".ci/reference.cpp": "x"})
+        self.expect(".ci: has no row")
+
+    def test_a_merge_raises_nothing(self):
+        self.start()
+        self.git("checkout", "-q", "-b", "side")
+        self.commit("nn: allow more, issue 31", self.rows(9))
+        self.git("checkout", "-q", "main")
+        self.commit("nn: add b", {"nn/b.cpp": ";"})
+        self.git("merge", "-q", "--no-ff", "-m", "merge", "side")
+        self.assertEqual(self.breaches("HEAD~1"), [])
+        self.write(self.rows(12))
+        self.git("commit", "-q", "-a", "--amend", "-m", "merge, issue 31")
+        self.expect("a merge raises nn")
+
+    def test_a_shallow_clone_says_what_it_leaves_out(self):
+        self.start()
+        self.commit("nn: allow more", self.rows(9))
+        clone = self.root / "clone"
+        self.git("clone", "-q", "--depth", "1", f"file://{self.root}", str(clone))
+        self.root = clone
+        self.assertEqual(self.breaches(), [])
+        self.assertEqual(len(self.notes), 1)
+        self.assertIn("shallow", self.notes[0])
+        self.expect("--history HEAD~3: this repository has no such commit", base="HEAD~3")
 
 
 if __name__ == "__main__":
