@@ -43,10 +43,12 @@ def is_repository(root):
     return top is not None and pathlib.Path(top.rstrip("\n")).resolve() == pathlib.Path(root).resolve()
 
 
-def files_of(root):
-    """Yields the paths, as text, of the files that git does not ignore; without git, of all but build/ and __pycache__."""
+def files_of(root, folders):
+    """Yields the paths, as text, of the files that git has and of new ones in `folders` that it does not ignore; without
+    git, of all but build/ and __pycache__."""
     if is_repository(root):
-        names = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+        listed = git(root, "ls-files", "-z") + git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", *folders)
+        names = listed.split("\0")
         yield from sorted({name for name in names if name and (root / name).is_file()})
         return
     for folder, below, files in os.walk(root):
@@ -110,7 +112,7 @@ def weigh_tree(root, rows):
     weighs the files of the root alone."""
     weights, without = dict.fromkeys(rows, Weight()), set()
     below = [row for row in rows if row != "."]
-    for name in files_of(root):
+    for name in files_of(root, below):
         if not is_code(root / name):
             continue
         folder = os.path.dirname(name) or "."

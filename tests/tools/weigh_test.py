@@ -165,7 +165,13 @@ class History(Tree):
         self.write({".gitignore": "made/\n", "nn/made/b.cpp": ";" * 99})
         self.expect("nn: 101 statements")
         self.start()
+        self.write({"build-2/c.cpp": ";"})  # a folder of somebody's own
         self.assertEqual(self.breaches(), [])
+        self.write({"nn/x/c.cpp": ";;;;;"})
+        self.expect("nn: 7 statements")
+        self.git("add", "build-2")
+        (self.root / "nn/x/c.cpp").unlink()
+        self.expect("build-2: has no row")
 
     def test_a_row_rises_alone_and_names_the_issue(self):
         self.start()
