@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Compares the code of each folder with its row in tools/weight.toml, which says what is counted and who may raise a row.
+"""Compares the code of each folder with its row in tools/weight.toml, which says what is counted and who may raise a row,
+and the names of the stages of .ci/run with the rows of their seconds.
 
 Usage: weigh.py [ROOT]                 prints what each folder weighs beside its row; status 1 if check_layers.py would fail
        weigh.py [ROOT] --write         lowers rows to what their folders weigh and 3 % (--room PERCENT) more; raises none
@@ -18,6 +19,7 @@ from weight_history import rises_in_history
 
 ROWS = "tools/weight.toml"
 ROW = re.compile(r'^("(?P<folder>[^"]+)"\s*=\s*)\{[^}]*\}', re.M)
+STAGE = re.compile(r"^\s*(?:if (?:! )?)?(?:\w+=\S* )*stage ([a-z][\w.-]*)", re.M)
 REMEDY = "take {excess} out, or raise the row in a commit that does nothing else and names the issue"
 
 
@@ -45,6 +47,21 @@ def read_rows(root):
     return rows
 
 
+def stages_without_rows(root):
+    """Yields one line for each stage of .ci/run that [ci.seconds] does not have, and each row there of no stage."""
+    run = root / ".ci" / "run"
+    if not run.is_file():
+        return
+    text = run.read_text(encoding="utf-8")
+    ci = tomllib.loads((root / ROWS).read_text(encoding="utf-8")).get("ci", {})
+    rows = [*ci.get("seconds", {}), *ci.get("network", [])]
+    for name in STAGE.findall(text):
+        if name not in rows:
+            yield f".ci/run: the stage {name} has no row in [ci.seconds] of {ROWS}; add one, in a commit that names the issue"
+    yield from (f"{ROWS}: .ci/run has no stage {name}; take its row out"
+                for name in rows if not re.search(rf"\bstage {re.escape(name)}\b", text))
+
+
 def over_rows(rows, weights):
     """Yields one line for each count of a folder that is over its row."""
     for folder, budget in rows.items():
@@ -66,6 +83,7 @@ def breaches(root, base=None, note=lambda text: print(text, file=sys.stderr)):
     yield from (f"{ROWS}: the row {folder} has no folder with code; take the row out"
                 for folder in rows if not weights[folder].files)
     yield from over_rows(rows, weights)
+    yield from stages_without_rows(root)
     yield from rises_in_history(root, ROWS, base, note)
 
 

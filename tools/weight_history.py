@@ -23,7 +23,8 @@ def numbers_of(root, commit, path):
         return None
     ci = table.get("ci", {})
     numbers = {(count, folder): number for folder, row in table.get("folders", {}).items() for count, number in row.items()}
-    numbers |= {("seconds", stage): number for stage, number in ci.get("seconds", {}).items()}
+    for kind in ("seconds", "fixed"):
+        numbers |= {(kind, stage): number for stage, number in ci.get(kind, {}).items()}
     return numbers | ({("speed", "reference"): 1 / ci["reference"]} if ci.get("reference") else {})
 
 

@@ -144,6 +144,17 @@ class Budgets(Tree):
         (self.root / "tools/weight.toml").unlink()
         self.expect("does not exist")
 
+    def test_stages_of_ci_have_rows(self):
+        run = "stage quick true\nif ! A=1 stage setup true; then\n# stage of\nfi\n"
+        more = '[ci]\nnetwork = ["setup"]\n[ci.seconds]\nquick = 1\n'
+        weighed = '".ci" = { statements = 0, files = 9, types = 0 }\n'
+        self.write({".ci/run": "#!/bin/sh\n" + run, **self.rows(4, weighed + more)})
+        self.assertEqual(self.breaches(), [])
+        self.write({".ci/run": "#!/bin/sh\n" + run + "  stage slow true\n"})
+        self.expect(".ci/run: the stage slow has no row")
+        self.write({".ci/run": "#!/bin/sh\n" + run, **self.rows(4, weighed + more + "slow = 2\n")})
+        self.expect(".ci/run has no stage slow; take its row out")
+
     def test_write_lowers_and_raises_only_when_asked(self):
         self.write({**self.rows(100), "nn/b.cpp": ";" * 98})
         run = [sys.executable, TOOLS / "weigh.py", self.root, "--write", "--room", "0"]
