@@ -9,34 +9,24 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <set>
-#include <sstream>
-#include <string>
 #include <string_view>
 #include <thread>
+
+#include "runtime/os/process_status.h"
 
 namespace sherd {
 namespace {
 
 std::optional<ProcessEntry> read_entry(std::string_view name) {
-  ProcessEntry entry{};
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), entry.pid);
+  pid_t pid = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
   if (error != std::errc() || end != name.data() + name.size()) return std::nullopt;
-  std::ostringstream content;
-  content << std::ifstream("/proc/" + std::string(name) + "/stat").rdbuf();  // Ended meanwhile: reads as empty.
-  const std::string text = content.str();
-  // The second field is the program's name in parentheses and may hold anything.
-  const std::size_t name_end = text.rfind(')');
-  if (name_end == text.npos) return std::nullopt;
-  std::istringstream fields(text.substr(name_end + 1));
-  std::string state;
-  fields >> state >> entry.parent >> entry.group;
-  entry.zombie = state == "Z" || state == "X";
-  entry.stopped = state == "T";
-  return fields ? std::optional(entry) : std::nullopt;
+  const std::optional<ProcessStatus> status = process_status(pid);
+  if (!status) return std::nullopt;
+  return ProcessEntry{pid, status->parent, status->group, status->has_ended(), status->state == 'T'};
 }
 
 std::vector<ProcessEntry> all_processes() {

@@ -14,7 +14,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -24,6 +23,7 @@
 
 #include "runtime/comm/store/hmac.h"
 #include "runtime/os/descriptor.h"
+#include "runtime/os/process_status.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -38,19 +38,10 @@ struct Writer {
   std::string started;
 };
 
-/// State and start time of a process, from /proc/PID/stat; empty if it does not run any more.
+/// When a process that runs has started; empty if it does not run any more.
 std::string start_of(long pid) {
-  std::ostringstream content;
-  content << std::ifstream(fmt::format("/proc/{}/stat", pid)).rdbuf();  // A process that ends meanwhile reads as empty.
-  const std::string text = content.str();
-  // The second field is the program's name in parentheses and may hold anything; the state follows it.
-  const std::size_t name_end = text.rfind(')');
-  if (name_end == text.npos) return {};
-  std::istringstream fields(text.substr(name_end + 1));
-  std::string state, field;
-  fields >> state;
-  for (int i = 4; i <= 22; ++i) fields >> field;
-  return state == "Z" || state == "X" ? std::string() : field;
+  const std::optional<ProcessStatus> status = process_status(static_cast<pid_t>(pid));
+  return status && !status->has_ended() ? status->started : std::string();
 }
 
 struct Record {
