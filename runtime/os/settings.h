@@ -2,7 +2,9 @@
 // What the environment asks of the library. settings.cpp and tools/ are all that reads variables; which rank this
 // process is, of which job, is read from them in comm/job/rank.h.
 #include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 
 namespace sherd {
 
@@ -12,6 +14,8 @@ using Environment = std::function<const char*(const char*)>;
 const Environment& process_environment();
 /// A variable's text; empty if it is not set.
 std::string text_of(const Environment& environment, const char* name);
+/// The integer that a variable's text is; nothing if it is none.
+std::optional<int> integer_of(std::string_view text);
 
 /// SHERD_CPU_LEVEL, the instruction-set level of the kernels (os/instruction_level.h); empty: the best this CPU runs.
 std::string requested_cpu_level();
