@@ -13,31 +13,19 @@
 namespace sherd {
 namespace {
 
-/// Any of `marks` set: this launcher started us, and all of rank... must be there.
 struct Launcher {
   const char* source;
-  const char *rank, *world_size, *local_rank, *local_world_size;
-  std::vector<const char*> marks;
+  const char *rank, *world_size, *local_rank, *local_world_size;  // variables
+  /// Variables that together tell its jobs on one host apart.
+  std::vector<const char*> job{};
+  /// Whether it has started this process: any of its four variables is set, and then all must be, if this is null.
+  bool (*is_there)(const Environment&, const Launcher&) = nullptr;
+  /// A number that no variable has as it is; null: read from the variable.
+  int (*read_local_size)(const Environment&, const Launcher&) = nullptr;
 };
 
-const char* const kSlurmPerHost = "SLURM_STEP_TASKS_PER_NODE";
-
-std::array<Launcher, 4> launchers(const Environment& environment) {
-  // In a batch script SLURM_PROCID is set without a step: nobody started several of us there.
-  const bool in_step = environment("SLURM_PROCID") && environment("SLURM_STEP_ID");
-  const char* slurm_size = environment("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
-  const auto row = [](const char* source, const char* rank, const char* size, const char* local_rank,
-                      const char* local_size) {
-    return Launcher{source, rank, size, local_rank, local_size, {rank, size, local_rank, local_size}};
-  };
-  std::array<Launcher, 4> rows = {
-      row("sherd run", "SHERD_RANK", "SHERD_WORLD_SIZE", "SHERD_LOCAL_RANK", "SHERD_LOCAL_WORLD_SIZE"),
-      row("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-      row("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-          "OMPI_COMM_WORLD_LOCAL_SIZE"),
-      row("Slurm", "SLURM_PROCID", slurm_size, "SLURM_LOCALID", kSlurmPerHost)};
-  rows[3].marks = in_step ? std::vector<const char*>{"SLURM_PROCID"} : std::vector<const char*>{};
-  return rows;
+std::array<const char*, 4> variables_of(const Launcher& l) {
+  return {l.rank, l.world_size, l.local_rank, l.local_world_size};
 }
 
 int read_number(const Environment& environment, const Launcher& launcher, const char* name) {
@@ -70,12 +58,49 @@ std::optional<int> entry_of_host(std::string_view list, int host) {
 }
 
 int read_slurm_local_size(const Environment& environment, const Launcher& launcher) {
-  const char* list = environment(kSlurmPerHost);
-  check(list, "{} is not set, but {} is; start the program by srun", kSlurmPerHost, launcher.rank);
+  const char* list = environment(launcher.local_world_size);
+  check(list, "{} is not set, but {} is; start the program by srun", launcher.local_world_size, launcher.rank);
   const int host = environment("SLURM_NODEID") ? read_number(environment, launcher, "SLURM_NODEID") : 0;
   const std::optional<int> size = entry_of_host(list, host);
-  check(size.has_value(), "{}='{}' has no number of tasks for host {} (SLURM_NODEID)", kSlurmPerHost, list, host);
+  check(size.has_value(), "{}='{}' has no number of tasks for host {} (SLURM_NODEID)", launcher.local_world_size, list,
+        host);
   return *size;
+}
+
+/// In a batch script SLURM_PROCID is set without a step: nobody started several of us there.
+bool is_in_slurm_step(const Environment& environment, const Launcher& launcher) {
+  return environment(launcher.rank) && environment("SLURM_STEP_ID");
+}
+
+/// The inner ones first.
+std::vector<Launcher> launchers(const Environment& environment) {
+  return {{.source = "sherd run",
+           .rank = "SHERD_RANK",
+           .world_size = "SHERD_WORLD_SIZE",
+           .local_rank = "SHERD_LOCAL_RANK",
+           .local_world_size = "SHERD_LOCAL_WORLD_SIZE",
+           .job = {"SHERD_JOB"}},
+          {.source = "torchrun",
+           .rank = "RANK",
+           .world_size = "WORLD_SIZE",
+           .local_rank = "LOCAL_RANK",
+           .local_world_size = "LOCAL_WORLD_SIZE",
+           // The count: workers that are started again must not meet those that have just been stopped.
+           .job = {"TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"}},
+          {.source = "Open MPI",
+           .rank = "OMPI_COMM_WORLD_RANK",
+           .world_size = "OMPI_COMM_WORLD_SIZE",
+           .local_rank = "OMPI_COMM_WORLD_LOCAL_RANK",
+           .local_world_size = "OMPI_COMM_WORLD_LOCAL_SIZE",
+           .job = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
+          {.source = "Slurm",
+           .rank = "SLURM_PROCID",
+           .world_size = environment("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS",
+           .local_rank = "SLURM_LOCALID",
+           .local_world_size = "SLURM_STEP_TASKS_PER_NODE",
+           .job = {"SLURM_JOB_ID", "SLURM_STEP_ID"},
+           .is_there = is_in_slurm_step,
+           .read_local_size = read_slurm_local_size}};
 }
 
 void check_ranges(const RankInfo& info, const Launcher& launcher) {
@@ -89,30 +114,12 @@ void check_ranges(const RankInfo& info, const Launcher& launcher) {
         info.local_world_size);
 }
 
-std::optional<RankInfo> read_launcher(const Environment& environment, const Launcher& launcher) {
-  bool found = false;
-  for (const char* mark : launcher.marks) found = found || environment(mark);
-  if (!found) return std::nullopt;
-  RankInfo info;
-  info.source = launcher.source;
-  info.rank = read_number(environment, launcher, launcher.rank);
-  info.world_size = read_number(environment, launcher, launcher.world_size);
-  info.local_rank = read_number(environment, launcher, launcher.local_rank);
-  info.local_world_size = launcher.local_world_size == kSlurmPerHost
-                              ? read_slurm_local_size(environment, launcher)
-                              : read_number(environment, launcher, launcher.local_world_size);
-  check_ranges(info, launcher);
-  return info;
-}
-
-bool same_place(const RankInfo& a, const RankInfo& b) {
-  return a.rank == b.rank && a.world_size == b.world_size && a.local_rank == b.local_rank &&
-         a.local_world_size == b.local_world_size;
-}
-
-/// srun started one task per host, and that task started us: its numbers count hosts.
-bool is_nested_in(const RankInfo& inner, const RankInfo& outer) {
-  return outer.source == "Slurm" && outer.local_world_size == 1 && outer.world_size <= inner.world_size;
+/// What no two jobs that run on one host at the same time have in common.
+std::string job_id(const Environment& environment, const Launcher& launcher) {
+  std::string job;
+  for (const char* name : launcher.job)
+    if (const char* value = environment(name)) job += fmt::format("-{}", value);
+  return job.empty() ? job : launcher.source + job;
 }
 
 std::string describe(const RankInfo& info, const Launcher& launcher) {
@@ -121,41 +128,51 @@ std::string describe(const RankInfo& info, const Launcher& launcher) {
                      launcher.local_rank, launcher.local_world_size);
 }
 
-/// What no two jobs that run on one host at the same time have in common.
-std::string job_id(const Environment& environment, const RankInfo& info) {
-  std::vector<const char*> names;
-  // The restart count: workers that torchrun starts again must not meet those that it has just stopped.
-  if (info.source == "sherd run") names = {"SHERD_JOB"};
-  if (info.source == "torchrun")
-    names = {"TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"};
-  if (info.source == "Open MPI") names = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"};
-  if (info.source == "Slurm") names = {"SLURM_JOB_ID", "SLURM_STEP_ID"};
-  std::string job;
-  for (const char* name : names)
-    if (const char* value = environment(name)) job += fmt::format("-{}", value);
-  return job.empty() ? job : info.source + job;
+std::optional<RankInfo> read_launcher(const Environment& environment, const Launcher& launcher) {
+  const bool is_there =
+      launcher.is_there ? launcher.is_there(environment, launcher)
+                        : std::ranges::any_of(variables_of(launcher), [&](const char* v) { return environment(v); });
+  if (!is_there) return std::nullopt;
+  RankInfo info;
+  info.source = launcher.source;
+  info.rank = read_number(environment, launcher, launcher.rank);
+  info.world_size = read_number(environment, launcher, launcher.world_size);
+  info.local_rank = read_number(environment, launcher, launcher.local_rank);
+  info.local_world_size = launcher.read_local_size ? launcher.read_local_size(environment, launcher)
+                                                   : read_number(environment, launcher, launcher.local_world_size);
+  check_ranges(info, launcher);
+  info.job = job_id(environment, launcher);
+  info.description = describe(info, launcher);
+  return info;
+}
+
+bool same_place(const RankInfo& a, const RankInfo& b) {
+  return a.rank == b.rank && a.world_size == b.world_size && a.local_rank == b.local_rank &&
+         a.local_world_size == b.local_world_size;
+}
+
+/// The outer launcher has started one task per host, and that task the inner one: the outer numbers count hosts.
+bool is_nested_in(const RankInfo& inner, const RankInfo& outer) {
+  return outer.local_world_size == 1 && outer.world_size <= inner.world_size && !same_place(inner, outer);
+}
+
+std::optional<RankInfo> read_known_launchers(const Environment& environment) {
+  std::optional<RankInfo> info;
+  for (const Launcher& launcher : launchers(environment)) {
+    std::optional<RankInfo> found = read_launcher(environment, launcher);
+    if (!found) continue;
+    check(!info || same_place(*info, *found) || is_nested_in(*info, *found),
+          "two launchers disagree: {}, but {}; unset the variables of the one that did not start this program",
+          info ? info->description : "", found->description);
+    if (!info) info = std::move(found);
+  }
+  return info;
 }
 
 }  // namespace
 
 RankInfo read_launchers(const Environment& environment) {
-  RankInfo info;
-  const Launcher* chosen = nullptr;
-  const auto rows = launchers(environment);
-  for (const Launcher& launcher : rows) {
-    const std::optional<RankInfo> found = read_launcher(environment, launcher);
-    if (!found) continue;
-    if (!chosen) {
-      info = *found;
-      chosen = &launcher;
-      continue;
-    }
-    check(same_place(info, *found) || is_nested_in(info, *found),
-          "two launchers disagree: {}, but {}; unset the variables of the one that did not start this program",
-          describe(info, *chosen), describe(*found, launcher));
-  }
-  info.job = job_id(environment, info);
-  return info;
+  return read_known_launchers(environment).value_or(RankInfo());
 }
 
 }  // namespace sherd

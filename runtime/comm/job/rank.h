@@ -25,6 +25,8 @@ struct RankInfo {
   std::string secret;
   /// Whose variables these are: "sherd run", "torchrun", "Open MPI", "Slurm" or "none".
   std::string source = "none";
+  /// "Slurm says rank 5 of 8, on this host 1 of 4 (SLURM_PROCID, ...)"; empty without a launcher.
+  std::string description;
   /// What tells this job from others on the same host, from the launcher's job id; empty if it gives none. All starts
   /// of one `sherd run --restarts` share it.
   std::string job;
@@ -44,8 +46,8 @@ struct RankInfo {
 
 /// Reads, in this order, SHERD_*, torchrun's, Open MPI's and Slurm's variables; the first launcher found counts.
 /// Error, naming the variables: some are missing, one is no number or out of range, or two launchers disagree. One
-/// Slurm task per host that starts ranks by another launcher (srun torchrun ...) is nesting, no disagreement; a
-/// Slurm allocation without a step is no launcher.
+/// task per host that starts ranks by another launcher (srun torchrun ...) is nesting, no disagreement; a Slurm
+/// allocation without a step is no launcher.
 RankInfo discover_rank(const Environment& environment);
 RankInfo discover_rank();
 
