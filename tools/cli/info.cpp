@@ -36,7 +36,7 @@ std::string matrix_engines() {
 std::string rank_text() {
   try {
     const RankInfo rank = discover_rank();
-    if (rank.world_size == 1) return "1 rank, no launcher";
+    if (rank.source == "none") return "1 rank, no launcher";
     return fmt::format("rank {} of {} ({})", rank.rank, rank.world_size, rank.source);
   } catch (const Error& error) { return fmt::format("not usable: {}", error.message()); }
 }

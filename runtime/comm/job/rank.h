@@ -23,12 +23,13 @@ struct RankInfo {
   int store_port = 0;
   /// From SHERD_SECRET.
   std::string secret;
-  /// Whose variables these are: "sherd run", "torchrun", "Open MPI", "Slurm" or "none".
+  /// Whose variables these are: "sherd run", "torchrun", "Open MPI", "Flux", "Slurm", "PALS" (mpiexec of HPE Cray),
+  /// "Hydra" (mpirun of MPICH and Intel MPI) or "none".
   std::string source = "none";
   /// "Slurm says rank 5 of 8, on this host 1 of 4 (SLURM_PROCID, ...)"; empty without a launcher.
   std::string description;
-  /// What tells this job from others on the same host, from the launcher's job id; empty if it gives none. All starts
-  /// of one `sherd run --restarts` share it.
+  /// What tells this job from others on the same host, from the launcher's job id, or for Hydra the process that has
+  /// started all ranks of the host; empty if there is neither. All starts of one `sherd run --restarts` share it.
   std::string job;
   /// From SHERD_RESTART: how often `sherd run` has started all ranks before this start.
   int restart = 0;
@@ -44,10 +45,11 @@ struct RankInfo {
   std::string runtime_folder;
 };
 
-/// Reads, in this order, SHERD_*, torchrun's, Open MPI's and Slurm's variables; the first launcher found counts.
-/// Error, naming the variables: some are missing, one is no number or out of range, or two launchers disagree. One
-/// task per host that starts ranks by another launcher (srun torchrun ...) is nesting, no disagreement; a Slurm
-/// allocation without a step is no launcher.
+/// Reads the variables of launchers, in the order above; the first launcher found counts, PALS and Hydra only if no
+/// other is, since others set PMI_* and PALS_* as well. Error, naming the variables: some are missing, one is no number
+/// or out of range, two launchers disagree, or PMI_SIZE and its like say that there are several ranks, but nothing says
+/// which this is. One task per host that starts ranks by another launcher (srun torchrun ..., or Hydra in a Slurm job)
+/// is nesting, no disagreement; a Slurm allocation without a step is no launcher.
 RankInfo discover_rank(const Environment& environment);
 RankInfo discover_rank();
 
