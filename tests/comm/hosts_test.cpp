@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/os/host_name.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"
 
@@ -41,11 +42,8 @@ TEST(CountHosts, RanksThatNoLauncherHasStartedAreOnOne) {
 }
 
 TEST(CountHosts, UnevenHostsAreNamed) {
-  expect_error(
-      [] {
-        count_hosts(ranks_on({3, 1}));
-      },
-      {"different numbers of ranks", "of 4 ranks, 3 are on the host of rank 0, 1 on that of rank 3"});
+  expect_error([] { count_hosts(ranks_on({3, 1})); },
+               {"different numbers of ranks", "of 4 ranks, 3 are on the host of rank 0, 1 on that of rank 3"});
   expect_error([] { count_hosts(ranks_on({2, 4})); }, {"2 are on the host of rank 0, 4 on that of rank 2"});
   std::vector<RankInfo> lost = ranks_on({2, 2, 1});
   lost[4].local_world_size = 2;  // its neighbour is missing
@@ -56,6 +54,21 @@ TEST(CountHosts, RanksInAnotherOrderAreNamed) {
   std::vector<RankInfo> ranks = ranks_on({2, 2});
   std::swap(ranks[1].local_rank, ranks[2].local_rank);  // as dealt out to the hosts in turns
   expect_error([&] { count_hosts(ranks); }, {"not numbered host by host", "rank 1 is number 0 of the 2 on its host"});
+}
+
+TEST(CheckOneHost, RefusesEveryRankOfSeveralByItsHostsName) {
+  for (RankInfo info : ranks_on({2, 1})) {
+    info.source = "Flux";
+    info.description = "Flux says so (FLUX_JOB_NNODES)";
+    expect_error([&] { check_one_host(info); }, {fmt::format("rank {} of 3 runs on host {} with {} of them", info.rank,
+                                                             host_name(), info.local_world_size),
+                                                 "sherd run -n 3", "(Flux says so (FLUX_JOB_NNODES))"});
+  }
+  for (const RankInfo& info : ranks_on({3})) EXPECT_NO_THROW(check_one_host(info));
+  EXPECT_NO_THROW(check_one_host(RankInfo{}));
+  RankInfo divided = ranks_on({2, 2})[3];
+  divided.source = "sherd run";
+  EXPECT_NO_THROW(check_one_host(divided)) << "one host, divided by hand to try strategies";
 }
 
 TEST(CountHosts, EveryRankHearsTheSame) {

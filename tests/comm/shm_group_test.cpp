@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -19,6 +20,7 @@
 #include "runtime/comm/board/segment.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/store/unix_socket.h"
+#include "runtime/os/host_name.h"
 #include "tests/comm/backends.h"
 #include "tests/support/processes.h"
 
@@ -63,6 +65,19 @@ std::set<std::string> shared_memory_files() {
   std::set<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) names.insert(entry.path().filename());
   return names;
+}
+
+// By its variables it is on one host: the check of comm/job/hosts.h has let it pass.
+TEST(ShmGroup, ARankOnAnotherHostIsNamedThere) {
+  const std::vector<RankEnd> ends = fork_ranks(2, [](Store& store, int rank) {
+    if (rank == 1 && (::unshare(CLONE_NEWNET | CLONE_NEWUTS) != 0 || ::sethostname("elsewhere", 9) != 0))
+      throw CommError("not permitted");
+    make_shm_group(store, rank, 2, {.silence = std::chrono::milliseconds(200)});
+  });
+  if (ends[1].message.find("not permitted") != std::string::npos)
+    GTEST_SKIP() << "this user cannot make a network namespace";
+  EXPECT_THAT(ends[1].message, AllOf(HasSubstr("cannot connect to the local socket of rank 0"),
+                                     HasSubstr("rank 0 runs on host " + host_name() + ", rank 1 on elsewhere")));
 }
 
 TEST(ShmGroup, ARankKilledBeforeACallIsNamedSoon) {

@@ -51,6 +51,28 @@ TEST_F(Start, RanksOfDifferentWorldSizesAreNamedOnBoth) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30)) << "half of any deadline";
 }
 
+TEST_F(Start, RanksOfSeveralHostsAreRefusedOnEachBeforeAnyWaitsForAnother) {
+  // Rank 1 comes when rank 0 has ended, with a store at hand and without: a rank that waited would wait for a minute.
+  const auto start = std::chrono::steady_clock::now();
+  for (const char* store : {"", "export SHERD_STORE=127.0.0.1:1 SHERD_SECRET=abc\n"}) {
+    const ProgramEnd end =
+        shell(std::string(store) + "LOCAL_WORLD_SIZE=1\n" +
+              "for r in 0 1; do RANK=$r LOCAL_RANK=0 $0 train $1 2> err.$r; echo status $r $?; done\n");
+    expect_within(end.out, {"status 0 1\n", "status 1 1\n"});
+    for (const int rank : {0, 1})
+      expect_within(dir_.read(fmt::format("err.{}", rank)),
+                    {fmt::format("sherd: rank {} of 2 runs on host ", rank), " with 1 of them", "sherd run -n 2",
+                     fmt::format("torchrun says rank {} of 2, on this host 0 of 1", rank), "LOCAL_WORLD_SIZE"});
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30)) << "half of any deadline";
+}
+
+TEST_F(Start, RanksThatNobodyHasNumberedDoNotTrainAlone) {
+  const ProgramEnd end = run_program({SHERD_PROGRAM, "train", config_file_}, {"PMI_SIZE=2", "PMI_RANK=0"}, kLimit);
+  EXPECT_EQ(end.status, 1);
+  expect_within(end.err, {"PMI_SIZE=2: 2 ranks were started", "`sherd run -n 2`", "unset PMI_SIZE"});
+}
+
 TEST_F(Start, TheDeadlineIsThatOfTheStartToo) {
   const ProgramEnd end = shell(rank(0, "--deadline 0.4") + status_of(0) + rank(1, "--deadline 0.4") + status_of(1));
   expect_within(end.out, {"status 0 1\n", "status 1 1\n"});

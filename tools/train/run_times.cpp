@@ -6,10 +6,9 @@
 #include <map>
 #include <utility>
 
-#include <unistd.h>
-
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/channels.h"
+#include "runtime/os/host_name.h"
 
 namespace sherd {
 
@@ -20,12 +19,6 @@ constexpr double kStragglerShare = 0.02, kStragglerFactor = 3;
 double quantile(std::span<const double> sorted, double share) {
   const auto rank = static_cast<std::size_t>(std::ceil(share * static_cast<double>(sorted.size())));
   return sorted[std::clamp<std::size_t>(rank, 1, sorted.size()) - 1];
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return name.data();
 }
 
 double exposed(const UnitTime::Part& p) { return p.exposed_transfer + p.exposed_skew; }

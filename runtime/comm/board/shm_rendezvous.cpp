@@ -10,6 +10,7 @@
 #include <cstring>
 #include <optional>
 #include <span>
+#include <sstream>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -19,6 +20,7 @@
 #include "runtime/comm/store/hmac.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/running_op.h"
+#include "runtime/os/host_name.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd::comm {
@@ -148,7 +150,7 @@ Segment Host::run() {
   if (size_ == 1) return std::move(segment_);
   const std::string name = "sherd-" + random_hex(16);
   listener_ = listen_abstract(name);
-  meeting_.store.set(meeting_.key(), name + " " + token_);
+  meeting_.store.set(meeting_.key(), fmt::format("{} {} {}", name, token_, host_name()));
   try {
     gather();
     complete();
@@ -364,13 +366,25 @@ Message expect_message(const Meeting& meeting, std::optional<Message> message, s
   return *std::move(message);
 }
 
+Descriptor connect_to_rank_zero(int rank, const std::string& name, const std::string& host) {
+  try {
+    return connect_abstract(name);
+  } catch (const CommError& error) {
+    if (host == host_name()) throw;  // it has gone
+    throw CommError(fmt::format("{}: rank 0 runs on host {}, rank {} on {}; ranks that share memory run on one host",
+                                error.message(), host, rank, host_name()));
+  }
+}
+
 Segment join(const Meeting& meeting, const std::string& entry) {
-  const std::size_t space = entry.find(' ');
-  if (space == std::string::npos || entry.size() != space + 1 + kTokenSize)
+  std::istringstream words(entry);
+  std::string name, token, host;
+  words >> name >> token >> host;
+  if (!words || token.size() != kTokenSize)
     throw CommError(fmt::format("shm_group: the store's entry {} is not a rendezvous", meeting.key()));
-  const Descriptor connection = connect_abstract(std::string_view(entry).substr(0, space));
+  const Descriptor connection = connect_to_rank_zero(meeting.rank, name, host);
   Segment segment;
-  segment.near_end = say_hello(meeting, connection, std::string_view(entry).substr(space + 1));
+  segment.near_end = say_hello(meeting, connection, token);
   Message message =
       expect_message(meeting, await_message(meeting, connection, meeting.until_without_sign + kLate, nullptr), 1);
   const std::optional<Welcome> welcome = unpacked<Welcome>(message.bytes);

@@ -1,7 +1,8 @@
 #pragma once
 // How the processes of a shm_group meet. Rank 0 makes a sealed memfd and a listening socket with a random abstract
-// name, and publishes name and token in the store. Every rank makes a pair of sockets, keeps the near end to itself
-// and hands the far end to rank 0, which collects all far ends and sends them to everyone along with the memfd:
+// name, and publishes name, token and its host's name in the store. Every rank makes a pair of sockets, keeps the near
+// end to itself and hands the far end to rank 0, which collects all far ends and sends them to everyone along with the
+// memfd:
 //
 //   rank r -> rank 0:   Hello{rank, size, process, token}   + far end of r
 //   rank 0 -> rank r:   Welcome{size, window, heap}         + memfd, at once: both see each other's signs of life on it

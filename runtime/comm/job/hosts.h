@@ -7,6 +7,10 @@
 
 namespace sherd {
 
+/// Error, which names this host, unless the launcher has started all ranks on it. `sherd run` always has: where its
+/// variables say otherwise, somebody divides one host to try strategies over several.
+void check_one_host(const RankInfo& own);
+
 /// Of a job whose rank r was told `ranks[r]`; 1 if these are not the launcher's ranks, but threads of one process.
 /// Error unless all hosts have equally many ranks, numbered host by host: then rank / (ranks per host) is the host.
 int count_hosts(std::span<const RankInfo> ranks);

@@ -8,6 +8,7 @@
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/group/group_names.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/job/hosts.h"
 #include "runtime/comm/job/rank.h"
 #include "runtime/exec/context.h"
 #include "runtime/os/instruction_level.h"
@@ -34,6 +35,7 @@ void check_same_level(ProcessGroup& group) {
 
 std::shared_ptr<ProcessGroup> connect_world(const WorldOptions& options) {
   RankInfo rank = discover_rank();
+  check_one_host(rank);  // each rank for itself: before any waits for another
   if (options.ranks > 0) {
     check(rank.rank < options.ranks, "rank {} is none of the first {} ranks, which are the group", rank.rank,
           options.ranks);

@@ -23,8 +23,9 @@ struct WorldOptions {
 
 /// This rank's handle on the whole job. Ranks that are threads get it from whoever started them; a process finds its
 /// launcher (rank.h), meets its peers at the store and makes a shm_group on first use. One rank without a launcher.
-/// Blocks until all ranks have come, at most the deadline, or `silence` for those that have not shown up at all. The
-/// options count for the call that makes the group.
+/// Error on every rank if the launcher has started them on several hosts (hosts.h). Blocks until all ranks have come,
+/// at most the deadline, or `silence` for those that have not shown up at all. The options count for the call that
+/// makes the group.
 std::shared_ptr<ProcessGroup> world_group(const WorldOptions& options = {});
 
 /// Sets it for the current rank context: rank threads, ghosts, tests. Error if a ghost's world is a real group or the
