@@ -1,6 +1,6 @@
 """`tools/setup --python` on a small requirements.txt whose packages lie in a folder: nothing is fetched.
 
-And without a Python that can make environments: apt-get, replaced by a script, is asked for what is missing.
+And where packages are missing: apt-get, replaced by a script, is asked for them.
 """
 import os
 import pathlib
@@ -46,10 +46,21 @@ class SetupPython(unittest.TestCase):
         path.chmod(0o755)
         return path
 
-    def setup_python(self, *words):
-        run = subprocess.run([self.folder / "tools" / "setup", "--python", *words], env=self.environment,
-                             capture_output=True, text=True, check=False)
+    def setup(self, *words):
+        run = subprocess.run([self.folder / "tools" / "setup", *words], env=self.environment, capture_output=True, text=True,
+                             check=False)
         return run.returncode, run.stdout + run.stderr
+
+    def setup_python(self, *words):
+        return self.setup("--python", *words)
+
+    def without_packages(self, **scripts):
+        """As on a Debian system that has none; what apt-get is asked for is in the file `asked`."""
+        for name, text in {"dpkg-query": "exit 1", "sudo": 'shift; exec "$@"',
+                           "apt-get": f'echo "$@" >> {self.folder}/asked', **scripts}.items():
+            path = self.script(name, text)
+        self.environment["PATH"] = f"{path.parent}:{os.environ['PATH']}"
+        return path.parent
 
     def test_makes_updates_and_leaves_alone(self):
         write_wheel(self.folder, "1.0")
@@ -97,11 +108,16 @@ class SetupPython(unittest.TestCase):
         self.assertEqual((status, [path.name for path in mine.iterdir()]), (1, ["thesis.txt"]))
         self.assertIn("SHERD_VENV", said)
 
+    def test_a_section_is_installed_with_what_all_need(self):
+        self.without_packages()
+        status, said = self.setup("--mpi")
+        self.assertEqual(status, 0, said)
+        asked = (self.folder / "asked").read_text().split()
+        self.assertIn("g++", asked)
+        self.assertEqual(asked[-1], "mpich")
+
     def test_a_python_without_venv_is_a_missing_package(self):
-        for name, text in {"python": "exit 1", "dpkg-query": "exit 1", "sudo": 'shift; exec "$@"',
-                           "apt-get": f'echo "$@" >> {self.folder}/asked'}.items():
-            path = self.script(name, text)
-        self.environment.update(PYTHON=str(path.with_name("python")), PATH=f"{path.parent}:{os.environ['PATH']}")
+        self.environment["PYTHON"] = str(self.without_packages(python="exit 1") / "python")
         self.require("toy==1.0")
         status, said = self.setup_python()
         self.assertEqual(status, 1)
