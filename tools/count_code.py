@@ -28,7 +28,7 @@ class Weight(NamedTuple):
 
 
 def git(root, *arguments):
-    """What git prints about the tree at `root`, or None where it has no history of its own or git fails."""
+    """Returns what git prints about the tree at `root`, or None where git fails."""
     # A hook's variables speak of the repository that is committed to, which need not be this one.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
@@ -57,7 +57,7 @@ def files_of(root, folders):
 
 
 def is_code(path):
-    """Whether the file is C++, Python, CMake or a script without a suffix."""
+    """Tells whether the file is C++, Python, CMake, shell or a script without a suffix."""
     if path.suffix in CODE or path.name == "CMakeLists.txt":
         return True
     with path.open("rb") as file:
@@ -65,8 +65,8 @@ def is_code(path):
 
 
 def public_types(code):
-    """How many types a header defines at namespace scope, of what code_of() returns: classes, structs, unions and enums
-    that have a name, but no specializations, and nothing in anonymous namespaces and those called detail."""
+    """Counts the types that a header defines at namespace scope, in what code_of() returns: classes, structs, unions and
+    enums with a name, but no specializations, and nothing in anonymous namespaces and those called detail."""
     count, head_start, scopes = 0, 0, []
     for mark in re.finditer(r"[{};]", code):
         if mark[0] == "{":
@@ -86,7 +86,7 @@ def public_types(code):
 
 
 def weigh_file(path):
-    """The weight of one file of code: of C++ its `;` and `{`, of Python the statements of its grammar without docstrings."""
+    """Returns the weight of one file of code: of C++ its `;` and `{`, of Python its statements but for docstrings."""
     if path.suffix in CXX:
         code = code_of(path.read_text(encoding="utf-8", errors="replace"))
         return Weight(code.count(";") + code.count("{"), 1, public_types(code) if path.suffix in (".h", ".cuh") else 0)
@@ -101,7 +101,7 @@ def is_text(node):
 
 
 def row_of(folder, rows):
-    """The row that weighs `folder`: its own, or that of the nearest folder above; None where there is none."""
+    """Returns the row that weighs `folder`: its own, or that of the nearest folder above; None where there is none."""
     while folder != "." and folder not in rows:
         folder = os.path.dirname(folder) or "."
     return folder if folder in rows else None

@@ -24,7 +24,7 @@ REMEDY = "take {excess} out, or raise the row in a commit that does nothing else
 
 
 class BadRows(Exception):
-    """What is wrong with tools/weight.toml, as one line."""
+    """Says what is wrong with tools/weight.toml, in one line."""
 
 
 def is_count(value):

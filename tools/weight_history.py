@@ -29,7 +29,7 @@ def numbers_of(root, commit, path):
 
 
 def raised_rows(old, new):
-    """The rows that `new` has with a larger number than `old`, and those that make a sum larger by being there."""
+    """Returns the rows that `new` has with a larger number than `old`, and those that make a sum larger by being there."""
     raised = {row for key, number in new.items() if number > old.get(key, number) for row in key[1:]}
     for count in {count for count, _ in new}:
         born = {row for kind, row in new if kind == count and (kind, row) not in old}
