@@ -6,15 +6,12 @@ import re
 import subprocess
 from typing import NamedTuple
 
+import type_definitions
 from cxx_code import code_of
 
 CXX = {".h", ".cpp", ".cu", ".cuh"}
 CODE = CXX | {".py", ".cmake", ".sh"}
-NAMESPACE = re.compile(r"\bnamespace\b\s*([\w:]*)\s*$|\bextern\s*$")  # extern "C", whose literal is blank
-TYPE = re.compile(r"\b(?:class|struct|union|enum)\b(?:\s+(?:class|struct)\b)?"
-                  r"(?:\s*alignas\s*\((?:[^()]|\([^()]*\))*\)|\s*\[\[.*?\]\])*"
-                  r"\s+\w+(?:\s+final)?\s*(?::[^:].*)?$", re.S)
-HIDDEN = re.compile(r"(?:^|:|_)detail\b|^$")
+HIDDEN = re.compile(r"(?:^|:|_)detail::|<")  # and specializations
 
 
 class Weight(NamedTuple):
@@ -67,22 +64,7 @@ def is_code(path):
 def public_types(code):
     """Counts the types that a header defines at namespace scope, in what code_of() returns: classes, structs, unions and
     enums with a name, but no specializations, and nothing in anonymous namespaces and those called detail."""
-    count, head_start, scopes = 0, 0, []
-    for mark in re.finditer(r"[{};]", code):
-        if mark[0] == "{":
-            head = code[head_start:mark.start()]
-            namespace = NAMESPACE.search(head)
-            if namespace:
-                hidden = namespace[1] is not None and HIDDEN.search(namespace[1])
-                scopes.append("hidden" if hidden else "public")
-            else:
-                if all(scope == "public" for scope in scopes) and TYPE.search(head):
-                    count += 1
-                scopes.append("body")
-        elif mark[0] == "}" and scopes:
-            scopes.pop()
-        head_start = mark.end()
-    return count
+    return sum(outermost and not HIDDEN.search(name) for name, _, outermost in type_definitions.definitions(code))
 
 
 def weigh_file(path):

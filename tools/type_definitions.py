@@ -58,7 +58,7 @@ def scope_of(head):
 
 
 def definitions(code):
-    """Yields (qualified name, place) of each type that `code` defines for others to see."""
+    """Yields (qualified name, place, whether in no other type) of each type that `code` defines for others to see."""
     scopes, head_start = [], 0
     for brace in re.finditer(r"[{};]", code):
         if brace[0] == "{":
@@ -66,7 +66,8 @@ def definitions(code):
             scopes.append(scope)
             if scope and scope[0] == "type":
                 head = code[head_start:brace.start()]
-                yield "::".join(name for _, name in scopes if name), head_start + len(head) - len(head.lstrip())
+                outermost = all(kind == "namespace" for kind, _ in scopes[:-1])
+                yield "::".join(name for _, name in scopes if name), head_start + len(head) - len(head.lstrip()), outermost
         elif brace[0] == "}" and scopes:
             scopes.pop()
         head_start = brace.end()
@@ -87,7 +88,7 @@ def defined_twice(files):
     seen = collections.defaultdict(list)
     for file, code in files:
         program, found = program_of(file, code), []
-        for name, at in definitions(code):
+        for name, at, _ in definitions(code):
             others = [other for other, of in seen[name] if other != file and (None in (of, program) or of == program)]
             seen[name].append((file, program))
             if others and not any(name.startswith(f"{outer}::") for outer in found):
