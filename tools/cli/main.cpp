@@ -1,121 +1,15 @@
-// The program `sherd`: finds the subcommand, prints what it throws.
-#include <sys/resource.h>
-
-#include <array>
-#include <cerrno>
+// The program `sherd`.
 #include <csignal>
-#include <cstdio>
-#include <exception>
-#include <new>
-#include <span>
-#include <string>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 #include "runtime/os/allowed_cpus.h"
-#include "runtime/tensor/error.h"
-#include "runtime/tensor/nearest.h"
-#include "tools/cli/command.h"
-#include "tools/train/exit_status.h"
-#include "tools/train/version.h"
-
-namespace sherd {
-
-namespace {
-
-constexpr std::array kCommands = {
-    Command{"run", "start ranks and watch over them: sherd run -n N -- COMMAND", run_launch},
-    Command{"train", "train a model: sherd train CONFIG.toml [flags]", run_train},
-    Command{"sample", "print text from a checkpoint: sherd sample DIR [flags]", run_sample},
-    Command{"eval", "mean loss of a model over given tokens: sherd eval DIR --tokens FILE", run_eval},
-    Command{"export", "write a model as a Hugging Face directory: sherd export DIR OUT", run_export},
-    Command{"ckpt", "look into folders of saves: sherd ckpt ls|show|verify|diff|convert DIR", run_ckpt},
-    Command{"info", "print what this build and this machine offer", run_info},
-    Command{"walk", "compare strategies and levers of memory: sherd walk [CONFIG.toml]", run_walk},
-    Command{"bench", "measure: sherd bench [NAME-PREFIX]", run_bench},
-};
-
-void print_help(std::FILE* out) {
-  fmt::print(out, "sherd {}: trains models sharded over devices\n\n", kVersion);
-  for (const Command& command : kCommands) fmt::print(out, "  sherd {:<8} {}\n", command.name, command.summary);
-  fmt::print(out, "\n`sherd COMMAND --help` lists the flags of a command.\n");
-}
-
-struct Limit {
-  __rlimit_resource resource;
-  std::string_view name;
-};
-constexpr Limit kMemoryLimits[] = {{RLIMIT_AS, "ulimit -v (address space)"}, {RLIMIT_DATA, "ulimit -d (data)"}};
-constexpr Limit kThreadLimits[] = {{RLIMIT_AS, "ulimit -v (address space)"},
-                                   {RLIMIT_DATA, "ulimit -d (data, stacks of threads too)"},
-                                   {RLIMIT_NPROC, "ulimit -u (threads of the user)"}};
-
-/// Where the system has refused something: which of these limits it has, each a line, as it does not say which it was.
-void print_limits(std::span<const Limit> limits) {
-  for (const auto& [resource, name] : limits) {
-    rlimit limit{};
-    if (::getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
-      fmt::print(stderr, "  limit   {} is {}; raise it if that is too low\n", name, limit.rlim_cur);
-  }
-}
-
-void print_no_thread(const std::exception& error) {
-  fmt::print(stderr, "sherd: the system gives no further thread: {}\n  fewer --threads, or fewer ranks, may do\n",
-             error.what());
-  print_limits(kThreadLimits);
-}
-
-int run_command(std::span<const std::string_view> args) {
-  if (args.empty()) {
-    print_help(stderr);
-    return kUsage;
-  }
-  if (args[0] == "help" || args[0] == "--help" || args[0] == "-h") {
-    print_help(stdout);
-    return 0;
-  }
-  if (args[0] == "--version") {
-    fmt::print("sherd {}\n", kVersion);
-    return 0;
-  }
-  std::vector<std::string> names;
-  for (const Command& command : kCommands) {
-    if (command.name == args[0]) return command.run(args.subspan(1));
-    names.emplace_back(command.name);
-  }
-  throw ExitError(kUsage, fmt::format("unknown command \"{}\"; did you mean {}? `sherd help` lists all", args[0],
-                                      nearest(args[0], names)));
-}
-
-}  // namespace
-
-}  // namespace sherd
+#include "tools/cli/program.h"
 
 int main(int argc, char** argv) {
   // A file size limit then shows as a failed write, which names the file, instead of killing the process.
   std::signal(SIGXFSZ, SIG_IGN);
   sherd::use_allowed_cpus();
-  try {
-    const std::vector<std::string_view> args(argv + (argc > 0 ? 1 : 0), argv + argc);
-    return sherd::run_command(args);
-  } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "sherd: the system has no memory left\n");
-    sherd::print_limits(sherd::kMemoryLimits);
-  } catch (const sherd::ExitError& error) {
-    fmt::print(stderr, "sherd: {}\n", error.what());
-    return error.status();
-  } catch (const sherd::CommError& error) {  // `sherd run` looks for this word: the fault is a peer's
-    fmt::print(stderr, "sherd: CommError: {}\n", error.what());
-  } catch (const sherd::OutOfMemory& error) {
-    fmt::print(stderr, "sherd: {}\n", error.what());
-    sherd::print_limits(sherd::kMemoryLimits);
-  } catch (const std::exception& error) {
-    // Of threads the standard library and oneTBB say different things.
-    const std::string_view text = error.what();
-    if (text.find("pthread_create") != text.npos || text == std::generic_category().message(EAGAIN))
-      sherd::print_no_thread(error);
-    else fmt::print(stderr, "sherd: {}\n", text);
-  }
-  return 1;
+  const std::vector<std::string_view> args(argv + (argc > 0 ? 1 : 0), argv + argc);
+  return sherd::run_sherd(args);
 }
