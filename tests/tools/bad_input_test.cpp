@@ -109,7 +109,7 @@ TEST_F(BadInput, AWrongCommandLineEndsWithAStatusOfItsOwn) {
     EXPECT_EQ(end.status, kUsage) << end.err;
     expect_within(end.err, parts);
   };
-  refused(sherd({}), {"sherd train CONFIG.toml"});
+  refused(sherd({}), {"sherd train [CONFIG.toml]"});
   refused(sherd({"trian"}), {"\"trian\"", "train"});
   for (const char* command : {"run", "train", "sample", "eval", "export", "info", "bench"})
     refused(sherd({command, "--nonsense"}), {"--nonsense"});

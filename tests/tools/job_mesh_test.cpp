@@ -88,7 +88,7 @@ TEST(JobMesh, AGroupOfSeveralAxesHasTheSlowestOfTheirLinks) {
   EXPECT_FALSE(over("", axes).has_value());
   for (const char* twice : {"dp=1,0;dp=2,0", "1,0;dp=2,0", "1,0;2,0", "dp=2,0;1,0"})
     expect_error([&] { parse_links(twice); }, {twice, "two links"});
-  expect_error([] { parse_links("replica=1,0"); }, {"no axis \"replica\"", "did you mean \"replicate\""});
+  expect_error([] { parse_links("replica=1,0"); }, {"no axis \"replica\"", "did you mean replicate?"});
 }
 
 /// What so many calls take.

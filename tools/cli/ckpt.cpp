@@ -238,8 +238,8 @@ const Action& find_action(const std::string& name) {
     if (action.name == name) return action;
     names.emplace_back(action.name);
   }
-  throw ExitError(kUsage,
-                  fmt::format("sherd ckpt: unknown action \"{}\"; did you mean {}?", name, nearest(name, names)));
+  throw ExitError(kUsage, fmt::format("sherd ckpt: unknown action \"{}\"{}; the actions are {}", name,
+                                      did_you_mean(name, names), fmt::join(names, ", ")));
 }
 
 }  // namespace

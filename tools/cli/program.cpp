@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::array kCommands = {
     Command{"run", "start ranks and watch over them: sherd run -n N -- COMMAND", run_launch},
-    Command{"train", "train a model: sherd train CONFIG.toml [flags]", run_train},
+    Command{"train", "train a model: sherd train [CONFIG.toml] [--data PATH] [flags]", run_train},
     Command{"sample", "print text from a checkpoint: sherd sample DIR [flags]", run_sample},
     Command{"eval", "mean loss of a model over given tokens: sherd eval DIR --tokens FILE", run_eval},
     Command{"export", "write a model as a Hugging Face directory: sherd export DIR OUT", run_export},
@@ -37,7 +37,7 @@ constexpr std::array kCommands = {
 void print_help(std::FILE* out) {
   fmt::print(out, "sherd {}: trains models sharded over devices\n\n", kVersion);
   for (const Command& command : kCommands) fmt::print(out, "  sherd {:<8} {}\n", command.name, command.summary);
-  fmt::print(out, "\n`sherd COMMAND --help` lists the flags of a command.\n");
+  fmt::print(out, "\n`sherd help COMMAND`, or `sherd COMMAND --help`, lists the flags of a command.\n");
 }
 
 struct Limit {
@@ -64,26 +64,37 @@ void print_no_thread(const std::exception& error) {
   print_limits(kThreadLimits);
 }
 
+const Command& find_command(std::string_view name) {
+  std::vector<std::string> names;
+  for (const Command& command : kCommands) {
+    if (command.name == name) return command;
+    names.emplace_back(command.name);
+  }
+  throw ExitError(kUsage,
+                  fmt::format("unknown command \"{}\"{}; `sherd help` lists all", name, did_you_mean(name, names)));
+}
+
+/// `sherd help`, or `sherd help COMMAND`, which is `sherd COMMAND --help`.
+int run_help(std::span<const std::string_view> args) {
+  constexpr std::array<std::string_view, 1> kHelp{"--help"};
+  check_usage(args.size() <= 1, "sherd help takes one command, got \"{}\"", fmt::join(args, " "));
+  if (!args.empty()) return find_command(args[0]).run(kHelp);
+  print_help(stdout);
+  return kDone;
+}
+
 int run_command(std::span<const std::string_view> args) {
   if (args.empty()) {
     print_help(stderr);
     return kUsage;
   }
-  if (args[0] == "help" || args[0] == "--help" || args[0] == "-h") {
-    print_help(stdout);
-    return 0;
-  }
+  if (args[0] == "help") return run_help(args.subspan(1));
+  if (args[0] == "--help" || args[0] == "-h") return run_help({});
   if (args[0] == "--version") {
     fmt::print("sherd {}\n", kVersion);
-    return 0;
+    return kDone;
   }
-  std::vector<std::string> names;
-  for (const Command& command : kCommands) {
-    if (command.name == args[0]) return command.run(args.subspan(1));
-    names.emplace_back(command.name);
-  }
-  throw ExitError(kUsage, fmt::format("unknown command \"{}\"; did you mean {}? `sherd help` lists all", args[0],
-                                      nearest(args[0], names)));
+  return find_command(args[0]).run(args.subspan(1));
 }
 
 }  // namespace

@@ -105,7 +105,7 @@ const ConfigTable::Row* ConfigTable::find(std::string_view key) const {
 }
 
 void ConfigTable::fail_unknown(std::string_view key, std::string_view where) const {
-  fail("{}: unknown key {}; did you mean {}?", where, key, nearest(key, keys()));
+  fail("{}: unknown key {}{}; --help lists all of them", where, key, did_you_mean(key, keys()));
 }
 
 void ConfigTable::fail_type(std::string_view key, std::string_view got, std::string_view where) const {
@@ -215,7 +215,8 @@ std::string ConfigTable::help() const {
 namespace {
 std::string hint(std::string_view key, const ConfigTable& table) {
   const std::vector<std::string> keys = table.keys();
-  return keys.empty() ? "there are none here" : fmt::format("did you mean {}?", flag_name(nearest(key, keys)));
+  if (const auto name = nearest(key, keys)) return fmt::format("did you mean {}?", flag_name(*name));
+  return keys.empty() ? "there are none here" : "--help lists all of them";
 }
 }  // namespace
 

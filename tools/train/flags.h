@@ -87,8 +87,8 @@ struct CommandLine {
 };
 
 /// Splits `--key value`, `--key=value`, `--switch`, `--switch false`; dashes in a flag stand for the key's underscores,
-/// and "--" ends the flags. Throws ExitError of kUsage for an unknown flag (naming the nearest) or a missing value.
-/// Sets nothing.
+/// and "--" ends the flags. Throws ExitError of kUsage for an unknown flag (naming the one it resembles) or a missing
+/// value. Sets nothing.
 CommandLine parse_command_line(const ConfigTable& table, std::span<const std::string_view> args);
 /// Throws ExitError of kUsage, with the message of ConfigTable::set().
 void apply_flags(ConfigTable& table, const CommandLine& line);

@@ -20,8 +20,8 @@ constexpr const char* kExample = "for example dp=2,tp=2, slowest first";
 /// `key` and `whole` name the setting that names the axis.
 void check_axis(const std::string& name, std::string_view key, std::string_view whole) {
   check(std::find(kAxes.begin(), kAxes.end(), name) != kAxes.end(),
-        "{} = \"{}\": there is no axis \"{}\" (did you mean \"{}\"?); the axes are {}", key, whole, name,
-        nearest(name, kAxes), fmt::join(kAxes, ", "));
+        "{} = \"{}\": there is no axis \"{}\"{}; the axes are {}", key, whole, name, did_you_mean(name, kAxes),
+        fmt::join(kAxes, ", "));
 }
 
 DeviceMesh::Axis parse_axis(std::string_view text, std::string_view whole) {

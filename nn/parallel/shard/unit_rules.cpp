@@ -238,8 +238,7 @@ UnitRule units_by(std::string_view name) {
   if (const auto count = number_in(name, "parameters=")) return units_of_parameters(*count);
   if (const auto bytes = number_in(name, "bytes=")) return units_of_bytes(*bytes);
   const std::array<std::string, 5> names{"coarse", "block", "fine", "parameters=N", "bytes=N"};
-  fail("no rule \"{}\" makes units; did you mean \"{}\"? There are {}", name, nearest(name, names),
-       fmt::join(names, ", "));
+  fail("no rule \"{}\" makes units{}; there are {}", name, did_you_mean(name, names), fmt::join(names, ", "));
 }
 
 std::vector<UnitHandle> shard_units(Module& model, const DeviceMesh& mesh, const UnitRule& rule,

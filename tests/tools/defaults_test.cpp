@@ -1,0 +1,104 @@
+// What a run has that nobody gave: learning rate at the end, config file, units of bytes; and what a mistyped name
+// gets.
+#include <gtest/gtest.h>
+
+#include "runtime/tensor/nearest.h"
+#include "tests/support/expect_error.h"
+#include "tests/tools/program_here.h"
+#include "tests/tools/tiny_run.h"
+#include "tools/train/config.h"
+#include "tools/train/metrics.h"
+#include "tools/train/train_step.h"
+
+namespace sherd::testing {
+namespace {
+
+using Args = std::vector<std::string_view>;
+
+TrainConfig load(const Args& args) { return load_train_config(args).value(); }
+
+// ---- mistyped names ----
+
+struct Hint {
+  const char *word, *name;  ///< no name: none is like it
+};
+
+std::optional<std::string> flag_for(const char* word) {
+  TrainConfig config;
+  const std::vector<std::string> keys = bind(config).keys();
+  return nearest(word, keys);
+}
+
+TEST(Hints, FlagsAreLikeTheWord) {
+  const Hint hints[] = {
+      // The last part is the word.
+      {"lr", "optimizer.lr"},
+      {"layers", "model.layers"},
+      {"dropout", "model.dropout"},
+      {"train.lr", "optimizer.lr"},
+      {"optim.weight_decay", "optimizer.weight_decay"},
+      // At most a third of the word away.
+      {"bacth", "batch"},
+      {"stpes", "steps"},
+      {"model.layer", "model.layers"},
+      {"layer", "model.layers"},
+      {"modle.width", "model.width"},
+      {"save_evry", "save_every"},
+      {"memory_limits", "memory_limit"},
+      // The word but for a suffix, or the other way round.
+      {"batch_size", "batch"},
+      {"warmup_steps", "optimizer.warmup"},
+      {"data_dir", "data"},
+      {"optimizer", "optimizer.lr"},
+      {"init", "init_from"},
+      // None.
+      {"wandb", nullptr},
+      {"tokenizer", nullptr},
+      {"epochs", nullptr},
+      {"gpus", nullptr},
+      {"learning_rate", nullptr},
+      {"lora", nullptr},
+      {"x", nullptr},
+      {"", nullptr},
+  };
+  for (const Hint& hint : hints)
+    EXPECT_EQ(flag_for(hint.word), hint.name ? std::optional<std::string>(hint.name) : std::nullopt) << hint.word;
+  EXPECT_EQ(flag_for(std::string(100'000, 's').c_str()), std::nullopt);
+}
+
+TEST(Hints, FlagsKeysAndCommandsSayThemAlike) {
+  EXPECT_EQ(sherd_here({"train", "--lr", "1"}).err, "sherd: unknown flag --lr; did you mean --optimizer.lr?\n");
+  EXPECT_EQ(sherd_here({"train", "--batch-size=1"}).err, "sherd: unknown flag --batch-size; did you mean --batch?\n");
+  EXPECT_EQ(sherd_here({"train", "--wandb"}).err, "sherd: unknown flag --wandb; --help lists all of them\n");
+  EXPECT_EQ(sherd_here({"info", "--wandb"}).err, "sherd: unknown flag --wandb; there are none here\n");
+  EXPECT_EQ(sherd_here({"evla"}).err, "sherd: unknown command \"evla\" (did you mean eval?); `sherd help` lists all\n");
+  EXPECT_EQ(sherd_here({"generate"}).err, "sherd: unknown command \"generate\"; `sherd help` lists all\n");
+}
+
+TEST(Hints, OfEqualNamesTheFirstAndOfSameLastPartsTheNearest) {
+  const std::vector<std::string> names{"blocks.0.attn.weight", "blocks.10.attn.weight", "blocks.0.mlp.weight"};
+  EXPECT_EQ(nearest("bloks.0.mlp.weight", names), "blocks.0.mlp.weight");
+  EXPECT_EQ(nearest("weight", names), "blocks.0.mlp.weight") << "the shortest";
+  EXPECT_EQ(did_you_mean("blocks.0.attn.weigth", names), " (did you mean blocks.0.attn.weight?)");
+  EXPECT_EQ(did_you_mean("head.bias", names), "");
+  EXPECT_EQ(edit_distance("", "abc"), 3u);
+  EXPECT_EQ(edit_distance("kitten", "sitting"), 3u);
+  EXPECT_EQ(edit_distance("steps", "setps"), 1u);  // neighbours swapped
+  EXPECT_EQ(edit_distance("same", "same"), 0u);
+}
+
+// ---- help ----
+
+TEST(Help, OfACommandIsTheCommandsOwn) {
+  for (const char* command : {"run", "train", "sample", "eval", "export", "ckpt", "info", "walk", "bench"}) {
+    const ProgramEnd help = sherd_here({"help", command}), flag = sherd_here({command, "--help"});
+    EXPECT_EQ(help.status, 0) << help.err;
+    EXPECT_EQ(help.out, flag.out) << command;
+    EXPECT_NE(help.out.find("sherd " + std::string(command)), std::string::npos) << help.out;
+    EXPECT_EQ(help.err, "");
+  }
+  EXPECT_EQ(sherd_here({"help"}).out, sherd_here({"--help"}).out);
+}
+
+}  // namespace
+}  // namespace sherd::testing
