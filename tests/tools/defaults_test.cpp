@@ -17,6 +17,33 @@ using Args = std::vector<std::string_view>;
 
 TrainConfig load(const Args& args) { return load_train_config(args).value(); }
 
+// ---- no config file ----
+
+TEST(Defaults, AConfigFileMayBeLeftOutWhereFlagsSayWhatToTrainOn) {
+  const TempDir dir;
+  const TrainConfig config = load({"--data", "input.txt", "--model.layers", "2"});
+  EXPECT_EQ(config.data, "input.txt");
+  EXPECT_EQ(config.model.layers, 2);
+  EXPECT_EQ(config.model.width, TrainConfig().model.width);
+  EXPECT_EQ(config.optimizer.decay_steps, TrainConfig().steps);
+  const auto refused = [](const Args& args, std::initializer_list<std::string_view> parts) {
+    expect_error([&] { load(args); }, parts);
+  };
+  refused({}, {"nothing to train on", "--data PATH", "--init-from DIR", "--resume DIR"});
+  refused({"--steps", "3"}, {"nothing to train on"});
+  refused({"--init-from", "somewhere"}, {"--init-from somewhere", "--data PATH"});
+  refused({"--init-from", dir.path(), "--data", "x"}, {dir.path(), "manifest.json"});
+}
+
+TEST(Defaults, TrainWithDataAloneTrains) {
+  const TempDir dir;
+  const std::string text = dir.write("text.txt", tiny_text()), metrics = dir / "m.jsonl";
+  const ProgramEnd end = sherd_here({"train", "--data", text, "--steps", "2", "--model.layers", "1", "--threads", "1",
+                                     "--eval-batches", "1", "--metrics", metrics});
+  EXPECT_EQ(end.status, 0) << end.err;
+  EXPECT_NE(dir.read("m.jsonl").find("\"step\":2"), std::string::npos);
+}
+
 // ---- mistyped names ----
 
 struct Hint {

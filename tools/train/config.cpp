@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "nn/checkpoint/folders.h"
+#include "runtime/comm/job/world.h"
 #include "runtime/os/allowed_cpus.h"
 #include "runtime/tensor/error.h"
 #include "tools/train/activation_flag.h"
@@ -351,6 +353,28 @@ void take_saved(ConfigTable& table, const std::string& dir) {
       table.set(key, value, dir);
 }
 
+/// What to train on comes from a config file, or from flags, and the defaults say the rest.
+void check_has_source(const CommandLine& line) {
+  check_usage(line.words.size() <= 1, "sherd train takes one config file, got \"{}\"",
+              fmt::join(line.words, "\" and \""));
+  const auto is_source = [](const CommandLine::Flag& flag) {
+    return flag.key == "data" || flag.key == "init_from" || flag.key == "resume";
+  };
+  check_usage(!line.words.empty() || std::ranges::any_of(line.flags, is_source),
+              "sherd train has nothing to train on; pass --data PATH, a config file, --init-from DIR with --data PATH, "
+              "or --resume DIR");
+}
+
+/// A text in the place of a config is the slip of many.
+void load_config_file(ConfigTable& table, const std::string& path) {
+  try {
+    load_toml_file(table, path);
+  } catch (const Error& error) {
+    if (path.ends_with(".toml") || !is_file_there(path)) throw;
+    fail("{}; if it is a text to train on, pass it as --data {}", error.message(), path);
+  }
+}
+
 bool is_good(TrainConfig config) {
   try {
     resolve(config);
@@ -405,13 +429,8 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   ConfigTable table = bind(config);
   const CommandLine line = parse_command_line(table, args);
   if (line.help) return std::nullopt;
-  const bool resumes = std::ranges::find(line.flags, "resume", &CommandLine::Flag::key) != line.flags.end();
-  check_usage(
-      line.words.size() == 1 || (line.words.empty() && resumes),
-      "sherd train needs one config file, got {}; usage: sherd train CONFIG.toml [flags], or to go on with a run "
-      "as it is, sherd train --resume DIR [flags]",
-      line.words.empty() ? "none" : fmt::format("\"{}\"", fmt::join(line.words, "\" and \"")));
-  if (!line.words.empty()) load_toml_file(table, line.words[0]);
+  check_has_source(line);
+  if (!line.words.empty()) load_config_file(table, line.words[0]);
   const TrainConfig of_file = config;
   apply_flags(table, line);
   const RankInfo rank = discover_rank();
@@ -427,6 +446,8 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
     take_saved(table, config.resume);
     go_on();  // the save may name the folder to save to, in which there is more of this job
   } else if (!config.init_from.empty()) {
+    check_usage(!line.words.empty() || !config.data.empty(),
+                "sherd train --init-from {} has no text to train on; pass --data PATH", config.init_from);
     take_model(Weights(config.init_from, *make_single_group(), nn::Verify::files), table);
   }
   try {
@@ -441,9 +462,11 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
 
 std::string train_help() {
   TrainConfig config;
-  return "usage: sherd train CONFIG.toml [flags]\n       sherd train --resume DIR [flags]\n\nEvery flag is also a key "
-         "of the file: --model.layers is layers "
-         "under [model].\n\n" +
+  config.optimizer.min_lr = config.optimizer.lr / 10;
+  return "usage: sherd train [CONFIG.toml] --data PATH [flags]\n"
+         "       sherd train --resume DIR [flags]\n\n"
+         "Every flag is also a key of the file: --model.layers is layers under [model]. Without a file the defaults\n"
+         "below train a small model.\n\n" +
          bind(config).help();
 }
 

@@ -120,9 +120,10 @@ ConfigTable bind(TrainConfig& config);
 /// data is left to the trainer.
 void resolve(TrainConfig& config);
 
-/// The config of `CONFIG.toml [flags]`, resolved; a flag beats the file. With --resume DIR what neither gives is as in
-/// the newest save there, and the file may be left out; of the keys that are about one invocation (overwrite, trace,
-/// ...) nothing is taken. Nothing if the command line asks for --help.
+/// The config of `[CONFIG.toml] [flags]`, resolved; a flag beats the file, which may be left out where --data,
+/// --init-from or --resume is given. With --resume DIR what neither gives is as in the newest save there, but for a
+/// mesh of another number of ranks (saved_mesh.h: rank 0 says so on stderr); of the keys that are about one invocation
+/// (overwrite, trace, ...) nothing is taken. Nothing if the command line asks for --help.
 /// Throws Error for anything unknown, of a wrong type or out of range, and for a missing file; ExitError of kUsage
 /// where it is the command line that is wrong: its flags if the file without them is good.
 std::optional<TrainConfig> load_train_config(std::span<const std::string_view> args);
