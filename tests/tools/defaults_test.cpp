@@ -17,6 +17,57 @@ using Args = std::vector<std::string_view>;
 
 TrainConfig load(const Args& args) { return load_train_config(args).value(); }
 
+// ---- the learning rate at the end ----
+
+TEST(Defaults, MinLrIsATenthOfLrUnlessItIsGiven) {
+  const TempDir dir;
+  const std::string file = dir.write("a.toml", "[optimizer]\nlr = 4e-2\n"),
+                    both = dir.write("b.toml", "[optimizer]\nlr = 4e-2\nmin_lr = 0\n");
+  EXPECT_DOUBLE_EQ(load({"--data", "x"}).optimizer.min_lr, 1e-4);
+  EXPECT_DOUBLE_EQ(load({"--data", "x", "--optimizer.lr", "1e-5"}).optimizer.min_lr, 1e-6);
+  EXPECT_DOUBLE_EQ(load({file}).optimizer.min_lr, 4e-3);
+  EXPECT_DOUBLE_EQ(load({file, "--optimizer.lr", "1e-5"}).optimizer.min_lr, 1e-6);
+  EXPECT_EQ(load({both}).optimizer.min_lr, 0) << "zero is a rate";
+  EXPECT_DOUBLE_EQ(load({both, "--optimizer.min-lr", "-1"}).optimizer.min_lr, 4e-3);
+  expect_error([&] { load({both, "--optimizer.min-lr", "-0.5"}); }, {"optimizer.min_lr", "-0.5", "0.04"});
+  expect_error([&] { load({file, "--optimizer.min-lr", "1"}); }, {"optimizer.min_lr", "0.04", "got 1"});
+}
+
+TEST(Defaults, TheMinLrThatWasUsedIsWritten) {
+  TrainConfig config;
+  config.optimizer.lr = 1e-5;
+  resolve(config);
+  const double used = config.optimizer.min_lr;
+  EXPECT_DOUBLE_EQ(used, 1e-6);
+  EXPECT_EQ(train_config_from_toml(to_toml(config), "save").optimizer.min_lr, used);
+  EXPECT_NE(header_line(config, 1).find(fmt::format("\"min_lr\":{}", used)), std::string::npos)
+      << header_line(config, 1);
+  EXPECT_EQ(schedule_of(config).at(std::int64_t{1} << 40), used);
+  EXPECT_NE(train_help().find("lr / 10 (default 0.0001)"), std::string::npos);
+}
+
+// ---- resumes ----
+
+class ResumedDefaults : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    TrainConfig config = tiny_config(data_);
+    config.steps = 2;
+    config.optimizer.lr = 1e-2;
+    config.optimizer.min_lr = 5e-3;  // not what lr / 10 gives
+    config.save = save_;
+    train_tiny(config, 1);
+  }
+  TempDir dir_;
+  std::string data_ = dir_.write("text.txt", tiny_text()), save_ = dir_ / "save";
+};
+
+TEST_F(ResumedDefaults, TakeTheMinLrOfTheSave) {
+  EXPECT_EQ(load({"--resume", save_}).optimizer.min_lr, 5e-3);
+  const std::string file = dir_.write("a.toml", "[optimizer]\nlr = 1e-2\n");
+  EXPECT_EQ(load({file, "--resume", save_}).optimizer.min_lr, 5e-3) << "a file that does not name it";
+}
+
 // ---- no config file ----
 
 TEST(Defaults, AConfigFileMayBeLeftOutWhereFlagsSayWhatToTrainOn) {

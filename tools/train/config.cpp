@@ -237,7 +237,7 @@ void bind_model(ConfigTable& table, TrainConfig::Model& m) {
 
 void bind_optimizer(ConfigTable& table, TrainConfig::Optimizer& o) {
   table.add("optimizer.lr", &o.lr, "highest learning rate of AdamW");
-  table.add("optimizer.min_lr", &o.min_lr, "learning rate at the end of the cosine");
+  table.add("optimizer.min_lr", &o.min_lr, "learning rate at the end of the cosine; not given, or -1: lr / 10");
   table.add("optimizer.warmup", &o.warmup, "steps of linear warmup");
   table.add("optimizer.decay_steps", &o.decay_steps, "step at which the cosine ends; 0: steps");
   table.add("optimizer.beta1", &o.beta1, "decay of the mean of gradients");
@@ -330,8 +330,8 @@ void check_model(const TrainConfig::Model& m) {
 
 void check_optimizer(const TrainConfig::Optimizer& o) {
   check(o.lr > 0, "optimizer.lr must be positive, got {}", o.lr);
-  check(o.min_lr >= 0 && o.min_lr <= o.lr, "optimizer.min_lr must be from 0 to optimizer.lr = {}, got {}", o.lr,
-        o.min_lr);
+  check(o.min_lr >= 0 && o.min_lr <= o.lr,
+        "optimizer.min_lr must be from 0 to optimizer.lr = {}, or -1 for a tenth of that, got {}", o.lr, o.min_lr);
   check_ranges(
       {{"optimizer.warmup", o.warmup, 0, kMostSteps}, {"optimizer.decay_steps", o.decay_steps, 1, kMostSteps}});
   check(o.beta1 >= 0 && o.beta1 < 1, "optimizer.beta1 must be at least 0 and below 1, got {}", o.beta1);
@@ -418,10 +418,12 @@ void resolve(TrainConfig& config) {
   if (m.kv_heads == 0) m.kv_heads = m.heads;
   // SwiGLU has three matrices for GELU's two, so 8/3 gives it the same size; rounded up to a multiple of 32.
   if (m.hidden == 0) m.hidden = m.style == "gpt2" ? 4 * m.width : (8 * m.width + 95) / 96 * 32;
-  if (config.optimizer.decay_steps == 0) config.optimizer.decay_steps = config.steps;
+  TrainConfig::Optimizer& o = config.optimizer;
+  if (o.decay_steps == 0) o.decay_steps = config.steps;
+  if (o.min_lr == TrainConfig::Optimizer::kTenthOfLr) o.min_lr = o.lr / 10;
   check_run(config);
   check_model(m);
-  check_optimizer(config.optimizer);
+  check_optimizer(o);
 }
 
 std::optional<TrainConfig> load_train_config(std::span<const std::string_view> args) {

@@ -99,8 +99,9 @@ struct TrainConfig {
   } model;
 
   struct Optimizer {
+    static constexpr double kTenthOfLr = -1;  ///< of min_lr
     double lr = 1e-3;
-    double min_lr = 1e-4;
+    double min_lr = kTenthOfLr;
     std::int64_t warmup = 100;
     std::int64_t decay_steps = 0;
     double beta1 = 0.9;
@@ -115,9 +116,9 @@ struct TrainConfig {
 /// The table over `config`'s fields; `config` must outlive it.
 ConfigTable bind(TrainConfig& config);
 
-/// Puts the numbers that follow from others in place of zeros (kv_heads, hidden, decay_steps), then checks ranges and
-/// what must divide what. Throws Error naming the keys and both values. What depends on the number of ranks or on the
-/// data is left to the trainer.
+/// Puts the numbers that follow from others in their places (kv_heads, hidden, decay_steps, min_lr), then checks ranges
+/// and what must divide what. Throws Error naming the keys and both values. What depends on the number of ranks or on
+/// the data is left to the trainer.
 void resolve(TrainConfig& config);
 
 /// The config of `[CONFIG.toml] [flags]`, resolved; a flag beats the file, which may be left out where --data,
