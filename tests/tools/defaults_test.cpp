@@ -95,6 +95,43 @@ TEST(Defaults, TrainWithDataAloneTrains) {
   EXPECT_NE(dir.read("m.jsonl").find("\"step\":2"), std::string::npos);
 }
 
+// ---- counts and bytes ----
+
+TEST(Defaults, BytesTakeUnitsInFlagsAndFiles) {
+  const auto limit_of = [](const Args& args) {
+    Args all{"--data", "x"};
+    all.insert(all.end(), args.begin(), args.end());
+    return load(all).memory_limit;
+  };
+  EXPECT_EQ(limit_of({"--memory-limit", "8GB"}), 8'000'000'000);
+  EXPECT_EQ(limit_of({"--memory-limit=1.5Gi"}), 3 * (std::int64_t{1} << 29));
+  EXPECT_EQ(limit_of({"--memory-limit", "123"}), 123);
+  EXPECT_EQ(load({"--data", "x", "--offload", "optimizer", "--offload-keep", "64MiB"}).offload_keep, 64 << 20);
+  const TempDir dir;
+  const std::pair<const char*, std::int64_t> texts[] = {
+      {"\"8GB\"", 8'000'000'000}, {"8e9", 8'000'000'000}, {"512", 512}, {"\"512\"", 512}, {"\"2KiB\"", 2048}};
+  for (const auto& [text, bytes] : texts)
+    EXPECT_EQ(load({dir.write("a.toml", fmt::format("memory_limit = {}\n", text))}).memory_limit, bytes) << text;
+  for (const char* text : {"8.5", "\"8 GB\"", "true", "[8]"})
+    expect_error([&] { load({dir.write("a.toml", fmt::format("memory_limit = {}\n", text))}); },
+                 {"a.toml:1", "memory_limit", "a whole number of bytes", "8GiB"});
+  EXPECT_EQ(load({"--data", "x", "--link", "10GB,20e-6"}).link, "10GB,20e-6");
+  EXPECT_NE(train_help().find("--memory-limit BYTES"), std::string::npos);
+  EXPECT_NE(train_help().find("Ki, Mi, Gi"), std::string::npos);
+}
+
+TEST(Defaults, CountsTakeExponentsInFlagsAndFiles) {
+  const TempDir dir;
+  EXPECT_EQ(load({"--data", "x", "--steps", "1e3"}).steps, 1000);
+  EXPECT_EQ(load({"--data", "x", "--steps=2.5e3", "--batch", "1e2"}).batch, 100);
+  EXPECT_EQ(load({dir.write("a.toml", "steps = 2e3\n")}).steps, 2000);
+  for (const char* text : {"1e-3", "1.5", "1K", "1e99"})
+    expect_error([&] { load({"--data", "x", "--steps", text}); }, {"--steps", "an integer", text});
+  for (const char* text : {"1.5", "1e99", "inf", "nan", "\"1e3\""})
+    expect_error([&] { load({dir.write("a.toml", fmt::format("steps = {}\n", text))}); },
+                 {"a.toml:1", "steps", "an integer"});
+}
+
 // ---- mistyped names ----
 
 struct Hint {

@@ -14,7 +14,7 @@ int run_export(std::span<const std::string_view> args) {
   std::int64_t max_file_bytes = nn::HuggingFaceSaveOptions{}.max_file_bytes;
   ConfigTable table;
   table.add("dtype", &dtype, "f32, bf16 or f16; empty: as in DIR");
-  table.add("max_file_bytes", &max_file_bytes, "more is written as several files and an index");
+  table.add("max_file_bytes", ByteField{&max_file_bytes}, "more is written as several files and an index");
   const auto words =
       read_command_line(table, args, "sherd export DIR OUT [flags]: writes a model as a Hugging Face directory");
   if (!words) return 0;

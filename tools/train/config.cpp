@@ -77,7 +77,7 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("eval_every", &c.eval_every, "steps between evaluations; 0: only after the last step", run);
   table.add("eval_batches", &c.eval_batches, "batches per evaluation; 0: the whole validation part", run);
   table.add("threads", &c.threads, "threads per rank; 0: the allowed CPUs shared among the ranks", run);
-  table.add("memory_limit", &c.memory_limit, "bytes of tensors per rank; 0: none", run);
+  table.add("memory_limit", ByteField{&c.memory_limit}, "largest size of the tensors of a rank; 0: no limit", run);
   table.add("memory_by_module", &c.memory_by_module,
             "print first what parameters, gradients, optimizer state and saved activations of each module will hold",
             run);
@@ -140,8 +140,8 @@ void bind_ranks(ConfigTable& table, TrainConfig& c) {
             "for hybrid strategies over those of a host",
             rounding);
   table.add("link", &c.link,
-            "BYTES_PER_S,SECONDS: collectives take as long as on a link like that; dp=2e9,0;replicate=2e8,0 gives axes "
-            "of the mesh links of their own; empty: as they are",
+            "BYTES_PER_S,SECONDS, as 10GB,20e-6: collectives take as long as on a link like that; "
+            "dp=2e9,0;replicate=2e8,0 gives axes of the mesh links of their own; empty: as they are",
             run);
   table.add("deadline", &c.deadline, "seconds to wait for other ranks, at the start and in each collective", run);
   table.add("frozen_after", &c.frozen_after,
@@ -162,7 +162,7 @@ void bind_sharding(ConfigTable& table, TrainConfig& c) {
       rounding);
   table.add("units", &c.units,
             "what is gathered at a time: block; fine: attention and feed-forward part apart; coarse: the whole model; "
-            "parameters=N: modules of N parameters and more; bytes=N: modules that fit N bytes together, as bytes=32e6",
+            "parameters=N: modules of N parameters and more; bytes=N: modules that fit N bytes together, as bytes=32MB",
             run);
   table.add("recompute", &c.recompute,
             "what blocks compute again in backward instead of keeping it: none; selective: all but q, k, v and the "
@@ -173,8 +173,8 @@ void bind_sharding(ConfigTable& table, TrainConfig& c) {
             "state; parameters: their shards; all: these and the shards of gradients; all:DIR: in a file in DIR, else "
             "of temporary files; on a GPU in memory of the host, without a DIR",
             run);
-  table.add("offload_keep", &c.offload_keep,
-            "bytes per rank of what offload names that stay in memory: those of the smallest units and parameters, as "
+  table.add("offload_keep", ByteField{&c.offload_keep},
+            "how much of what offload names stays in memory of a rank: those of the smallest units and parameters, as "
             "many as fit; 0: none",
             run);
   table.add(
