@@ -16,6 +16,7 @@
 #include "tools/train/exit_status.h"
 #include "tools/train/job_mesh.h"
 #include "tools/train/restart.h"
+#include "tools/train/saved_mesh.h"
 #include "tools/train/sharding.h"
 #include "tools/train/step_trace.h"
 #include "tools/train/weights.h"
@@ -435,6 +436,7 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   if (!line.words.empty()) load_config_file(table, line.words[0]);
   const TrainConfig of_file = config;
   apply_flags(table, line);
+  const ConfigTable given = table;
   const RankInfo rank = discover_rank();
   const auto go_on = [&] {
     const std::string place = saves_of_earlier_start(config, rank);
@@ -447,6 +449,8 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   if (!config.resume.empty()) {
     take_saved(table, config.resume);
     go_on();  // the save may name the folder to save to, in which there is more of this job
+    const std::string text = take_ranks_there_are(config, given, rank.full_world_size);
+    if (rank.rank == 0 && !text.empty()) say_on_stderr(text);
   } else if (!config.init_from.empty()) {
     check_usage(!line.words.empty() || !config.data.empty(),
                 "sherd train --init-from {} has no text to train on; pass --data PATH", config.init_from);
