@@ -140,7 +140,7 @@ Parameter& Module::parameter(std::string_view wanted) const {
     names.push_back(name);
   }
   check(!names.empty(), "no parameter \"{}\": the module has none", wanted);
-  fail("no parameter \"{}\"; did you mean \"{}\"?", wanted, nearest(wanted, names));
+  fail("no parameter \"{}\"{}", wanted, did_you_mean(wanted, names));
 }
 
 void Module::materialize(Seed seed, Device device) {

@@ -65,7 +65,7 @@ RecomputePolicy recompute_policy(std::string_view name) {
     if (text == name) return {.mode = mode};
     names.emplace_back(text);
   }
-  fail("recompute = \"{}\" is none of {}; did you mean \"{}\"?", name, fmt::join(names, ", "), nearest(name, names));
+  fail("recompute = \"{}\" is none of {}{}", name, fmt::join(names, ", "), did_you_mean(name, names));
 }
 
 void recompute(Module& module, RecomputePolicy policy) {

@@ -155,7 +155,7 @@ class Binder {
   std::string did_you_mean(const std::string& name) const {
     std::vector<std::string> known;
     for (const Slot* slot : slots_) known.push_back(slot->name());
-    return known.empty() ? "" : fmt::format("; did you mean \"{}\"?", nearest(name, known));
+    return sherd::did_you_mean(name, known);
   }
 
   static const Distributed* layout(const std::string& name) {

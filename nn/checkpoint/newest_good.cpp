@@ -19,7 +19,10 @@ std::vector<std::string> saves_of_rank_zero(const std::string& path, ProcessGrou
   together(group, [&] {
     if (group.rank() != 0 && !RankContext::current().is_ghost()) return;
     for (const SavePlace& save : list_saves(path)) text += save.folder + '\0';
-    check(!text.empty(), "no checkpoint: \"{}\" holds neither manifest.json nor a folder step-... with one", path);
+    check(!text.empty(),
+          "no checkpoint: \"{}\" holds neither manifest.json nor a folder step-... with one; name a folder that a run "
+          "saved to",
+          path);
   });
   text = gather_text(group, text)[0];
   std::vector<std::string> folders;

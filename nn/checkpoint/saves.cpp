@@ -114,7 +114,10 @@ std::vector<SavePlace> list_saves(const std::string& path) {
 
 std::string newest_save(const std::string& path) {
   const std::vector<SavePlace> saves = list_saves(path);
-  check(!saves.empty(), "no checkpoint: \"{}\" holds neither manifest.json nor a folder step-... with one", path);
+  check(!saves.empty(),
+        "no checkpoint: \"{}\" holds neither manifest.json nor a folder step-... with one; name a folder that a run "
+        "saved to",
+        path);
   return saves.front().folder;
 }
 

@@ -84,8 +84,9 @@ struct HuggingFaceSaveOptions {
 
 /// Writes `model`, made from `config`, as a directory that transformers and HuggingFaceWeights read. Collective:
 /// tensors are gathered one after the other and rank 0 writes; blocks on the disk. `dir` appears by rename once it is
-/// complete. On failure (disk full, `dir` exists and is not empty) every rank throws Error, and if a step or a load was
-/// left while it changed a parameter and nothing was loaded since. So does a ghost rank.
+/// complete. A GPT-2 without biases gets zeros for them: the same function. On failure (disk full, `dir` exists and is
+/// not empty) every rank throws Error, and if a step or a load was left while it changed a parameter and nothing was
+/// loaded since. So does a ghost rank.
 void save_huggingface(const std::string& dir, const LanguageModelConfig& config, LanguageModel& model,
                       ProcessGroup& group, const HuggingFaceSaveOptions& options = {});
 

@@ -64,6 +64,9 @@ constexpr std::array kActivations = {Activation{"gelu_new", GeluKind::tanh}, Act
 constexpr const char* kGptName = "GPT2LMHeadModel";
 constexpr const char* kLlamaName = "LlamaForCausalLM";
 
+const char* name_of(const GptConfig&) { return kGptName; }
+const char* name_of(const LlamaConfig&) { return kLlamaName; }
+
 /// nullptr for a key that is missing or null.
 const json* find(const json& object, const char* key) {
   const auto found = object.find(key);
@@ -180,7 +183,6 @@ void write_fixed(std::span<const Fixed> keys, ordered_json& object) {
 }
 
 ordered_json to_json(const GptConfig& config) {
-  check(config.bias, "a GPT-2 without biases has no form among Hugging Face's models");
   ordered_json object = {{"architectures", ordered_json::array({kGptName})}, {"model_type", "gpt2"}};
   write_keys<GptConfig>(kGptKeys, config, object);
   if (config.hidden == 0) object["n_inner"] = 4 * config.width;
@@ -221,6 +223,10 @@ LanguageModelConfig config_from_huggingface(std::string_view text) {
   if (name == kGptName) return read_gpt(object);
   if (name == kLlamaName) return read_llama(object);
   fail("the architecture is {}; supported are {} and {}", name, kGptName, kLlamaName);
+}
+
+std::string_view huggingface_architecture(const LanguageModelConfig& config) {
+  return std::visit([](const auto& c) -> std::string_view { return name_of(c); }, config);
 }
 
 std::string config_to_huggingface(const LanguageModelConfig& config, DType dtype) {

@@ -14,8 +14,11 @@ namespace sherd::nn {
 /// matters of training and not read.
 LanguageModelConfig config_from_huggingface(std::string_view text);
 
-/// The text of a config.json for such a model with tensors of `dtype`; equal models give equal text. Throws Error for a
-/// model that has no form there (a GPT-2 without biases).
+/// "GPT2LMHeadModel" or "LlamaForCausalLM".
+std::string_view huggingface_architecture(const LanguageModelConfig& config);
+
+/// The text of a config.json for such a model with tensors of `dtype`; equal models give equal text. Whether a GPT-2
+/// has biases is not in it: theirs always have.
 std::string config_to_huggingface(const LanguageModelConfig& config, DType dtype = DType::f32);
 
 }  // namespace sherd::nn

@@ -24,11 +24,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// One tensor of a file: parameters of ours stacked along dim 0, or, without any, a copy of a tensor of `like`.
+/// One tensor of a file: parameters of ours stacked along dim 0, or, without any, zeros or a copy of a tensor of
+/// `like`.
 struct PlannedTensor {
   TensorInfo info;
   std::vector<std::string> ours;
   bool transposed = false;
+  bool is_zero = false;
 };
 struct PlannedFile {
   std::string name;
@@ -37,7 +39,22 @@ struct PlannedFile {
   std::int64_t bytes = 0;
 };
 
-using Parameters = std::map<std::string, const Parameter*>;
+using Parameters = std::map<std::string, const Parameter*, std::less<>>;
+
+/// The layer whose bias `name` would be if `config` had biases: theirs always have, and zeros are the same function.
+std::optional<std::string_view> layer_without_bias(const LanguageModelConfig& config, std::string_view name) {
+  constexpr std::string_view kBias = ".bias";
+  const auto* const gpt = std::get_if<GptConfig>(&config);
+  if (gpt == nullptr || gpt->bias || !name.ends_with(kBias)) return std::nullopt;
+  name.remove_suffix(kBias.size());
+  return name;
+}
+
+const Parameter& find_parameter(const Parameters& parameters, std::string_view name) {
+  const auto found = parameters.find(name);
+  check(found != parameters.end(), "the model has no parameter \"{}\", its config has", name);
+  return *found->second;
+}
 
 std::vector<PlannedTensor> all_tensors(const LanguageModelConfig& config, const Parameters& parameters, DType dtype) {
   const NameTable& table = name_table(config);
@@ -47,10 +64,15 @@ std::vector<PlannedTensor> all_tensors(const LanguageModelConfig& config, const 
     Shape& shape = tensor.info.shape;
     for (const std::string_view ours : rule.ours) {
       if (ours.empty()) continue;
-      tensor.ours.push_back(name_in_block(ours, block));
-      const auto found = parameters.find(tensor.ours.back());
-      check(found != parameters.end(), "the model has no parameter \"{}\", its config has", tensor.ours.back());
-      const Shape& part = found->second->shape();
+      const std::string own = name_in_block(ours, block);
+      Shape part;
+      if (const auto layer = layer_without_bias(config, own)) {
+        tensor.is_zero = true;
+        part = {find_parameter(parameters, fmt::format("{}.weight", *layer)).shape()[0]};
+      } else {
+        tensor.ours.push_back(own);
+        part = find_parameter(parameters, own).shape();
+      }
       if (shape.empty()) shape = part;
       else shape[0] += part[0];
     }
@@ -99,6 +121,7 @@ std::vector<PlannedFile> plan_like(const std::vector<PlannedTensor>& tensors, co
       if (const auto found = by_name.find(entry.name); found != by_name.end()) {
         tensor.ours = found->second->ours;
         tensor.transposed = found->second->transposed;
+        tensor.is_zero = found->second->is_zero;
       } else if (entry.name == table.head.theirs) {
         tensor.ours = {"tok.weight"};  // tied, and stored all the same
       }
@@ -161,7 +184,9 @@ void write_file(const std::string& folder, const PlannedFile& file, const Parame
     writer.emplace((fs::path(folder) / file.name).string(), infos, file.metadata);
   });
   for (const PlannedTensor& tensor : file.tensors) {
-    const Tensor full = tensor.ours.empty() ? Tensor() : assemble(tensor, parameters);
+    Tensor full;
+    if (tensor.is_zero) full = zeros(tensor.info.shape, tensor.info.dtype);
+    else if (!tensor.ours.empty()) full = assemble(tensor, parameters);
     together(group, [&] {
       if (group.rank() != 0) return;
       if (full.defined())

@@ -93,8 +93,8 @@ void apply_patterns(const Plan& plan, std::vector<Part>& parts) {
     if (is_used) continue;
     std::vector<std::string> paths;
     for (const Part& part : parts) paths.push_back(part.path);
-    fail("the plan's pattern \"{}\" (style {}) matches no module below \"{}\"; the nearest path is \"{}\"", pattern,
-         style.name, parts[0].module->label(), nearest(pattern, paths));
+    fail("the plan's pattern \"{}\" (style {}) matches no module below \"{}\"{}", pattern, style.name,
+         parts[0].module->label(), did_you_mean(pattern, paths));
   }
 }
 

@@ -163,7 +163,7 @@ void AttrReader::read_field(std::span<Place> places) {
   if (place == places.end()) {
     std::vector<std::string> names;
     add_names(*now_.kind, names);
-    fail_with(fmt::format("there is no {}; did you mean {}?", name.substr(0, kShown), nearest(name, names)));
+    fail_with(fmt::format("there is no {}{}", name.substr(0, kShown), did_you_mean(name, names)));
   }
   if (std::exchange(place->is_read, true)) fail_with(fmt::format("{} stands there twice", name));
   now_.field = place->field->name;

@@ -45,7 +45,7 @@ const Op& OpTable::at(std::string_view name) const {
   if (const auto found = by_name_.find(name); found != by_name_.end()) return *found->second->row;
   std::vector<std::string> names;
   for (const Entry& entry : entries_) names.emplace_back(entry.row->name);
-  fail("no op \"{}\"; the nearest is \"{}\"", name, names.empty() ? "" : nearest(name, names));
+  fail("no op \"{}\"{}", name, did_you_mean(name, names));
 }
 
 const RowKernels& OpTable::kernels(const Op& row) const {

@@ -9,14 +9,16 @@ namespace sherd {
 
 namespace {
 
-/// What is longer is no mistyped name: its end says nothing, and tables grow with it.
+/// What is longer is no mistyped name, and the table of distances would grow with it.
 constexpr std::size_t kLongestName = 256;
+constexpr std::string_view kSeparators = "-_.";
 
 std::string_view last_part(std::string_view key) { return key.substr(key.rfind('.') + 1); }
 
-/// Distance between dotted keys: the same last part under another section costs 1.
-std::size_t key_distance(std::string_view a, std::string_view b) {
-  return std::min(edit_distance(a, b), edit_distance(last_part(a), last_part(b)) + 1);
+/// Whether `longer` is `shorter` and a suffix after a separator.
+bool has_suffix(std::string_view longer, std::string_view shorter) {
+  return !shorter.empty() && longer.size() > shorter.size() && longer.starts_with(shorter) &&
+         kSeparators.find(longer[shorter.size()]) != kSeparators.npos;
 }
 
 }  // namespace
@@ -38,12 +40,31 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return last[b.size()];
 }
 
-std::string nearest(std::string_view text, std::span<const std::string> candidates) {
-  check(!candidates.empty(), "there are no names to choose from");
-  text = text.substr(0, kLongestName);
-  return *std::min_element(candidates.begin(), candidates.end(), [&](const std::string& a, const std::string& b) {
-    return key_distance(text, a) < key_distance(text, b);
-  });
+std::optional<std::string> nearest(std::string_view word, std::span<const std::string> names) {
+  if (word.empty() || word.size() > kLongestName) return std::nullopt;
+  const std::string* found = nullptr;
+  std::size_t fewest = std::string_view::npos;
+  const auto take_nearer = [&](const std::string& name, std::size_t edits) {
+    if (edits >= fewest) return;
+    fewest = edits;
+    found = &name;
+  };
+  for (const std::string& name : names)
+    if (last_part(word) == last_part(name)) take_nearer(name, edit_distance(word, name));
+  if (found != nullptr) return *found;
+  fewest = word.size() / 3 + 1;
+  for (const std::string& name : names)
+    take_nearer(name, std::min(edit_distance(word, name), edit_distance(word, last_part(name))));
+  if (found != nullptr) return *found;
+  for (const std::string& name : names)
+    for (const std::string_view part : {std::string_view(name), last_part(name)})
+      if (has_suffix(word, part) || has_suffix(part, word)) return name;
+  return std::nullopt;
+}
+
+std::string did_you_mean(std::string_view word, std::span<const std::string> names) {
+  const std::optional<std::string> name = nearest(word, names);
+  return name ? fmt::format(" (did you mean {}?)", *name) : "";
 }
 
 }  // namespace sherd

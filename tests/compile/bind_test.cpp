@@ -65,7 +65,7 @@ TEST(Bind, WhatIsMissingIsNamed) {
   const Program program = program_of([&] { return scaled->value() + 1.0; });
   Slot other("scale.facto");
   expect_error([&] { bind(program, {.slots = {&other}, .constants = {}}); },
-               {"slot \"scale.factor\"", "not on this rank", "did you mean \"scale.facto\"?"});
+               {"slot \"scale.factor\"", "not on this rank", "did you mean scale.facto?"});
   const auto with = [&](const std::function<void(Program&)>& change) {
     return [=] {
       Program changed = program;

@@ -159,7 +159,10 @@ TEST(UnitRules, MistakesAreNamed) {
     expect_error([&] { nn::units_by("blok"); }, {"blok", "block", "coarse"});
     expect_error([&] { nn::units_by("bytes=0"); }, {"\"bytes=0\"", "a whole number from 1", "bytes=32e6"});
     expect_error([&] { nn::units_by("parameters=1.5"); }, {"\"parameters=1.5\"", "a whole number from 1"});
-    EXPECT_EQ(nn::units_by("bytes=32e6").name, nn::units_of_bytes(32'000'000).name);
+    for (const char* name : {"bytes=32e6", "bytes=32MB", "bytes=32M", "bytes=32000000"})
+      EXPECT_EQ(nn::units_by(name).name, nn::units_of_bytes(32'000'000).name);
+    EXPECT_EQ(nn::units_by("bytes=1.5Ki").name, nn::units_of_bytes(1536).name);
+    expect_error([&] { nn::units_by("parameters=32M"); }, {"\"parameters=32M\"", "parameters=32e6"});
     EXPECT_EQ(nn::units_by("parameters=40").name, nn::units_of_parameters(40).name);
     expect_error([&] { nn::units_of_parameters(0); }, {"at least one", "0"});
     expect_error([&] { nn::units_of_bytes(-1); }, {"at least one byte", "-1"});

@@ -62,9 +62,9 @@ class Exports(unittest.TestCase):
     def test_a_trained_checkpoint(self):
         letters = random.Random(1)
         (self.folder / "text.txt").write_text("".join(letters.choice("abcde \n") for _ in range(4000)))
-        for style in ("gpt2", "llama"):
-            (self.folder / "run.toml").write_text(RECIPE.format(folder=self.folder, style=style, bias=str(style == "gpt2").lower()))
-            checkpoint = self.folder / f"checkpoint-{style}"
+        for style, bias in (("gpt2", "true"), ("gpt2", "false"), ("llama", "false")):
+            (self.folder / "run.toml").write_text(RECIPE.format(folder=self.folder, style=style, bias=bias))
+            checkpoint = self.folder / f"checkpoint-{style}-{bias}"
             self.sherd("train", self.folder / "run.toml", "--save", checkpoint)
             self.expect_same_logits(checkpoint, 256)
 

@@ -212,7 +212,7 @@ TEST(ParseAttrs, ErrorsNameTheFieldWhatIsThereAndWhatIsExpected) {
   refused("dim=0 start= length=4", {"start =  is no integer"});
   refused("dim=0 start=99999999999999999999 length=4", {"is no integer of 64 bits"});
   refused("dim=3000000000 start=0 length=4", {"dim = 3000000000 is no integer of 32 bits"});
-  refused("dim=0 stort=1 length=4", {"there is no stort; did you mean start?"});
+  refused("dim=0 stort=1 length=4", {"there is no stort (did you mean start?)"});
   refused("dim=0 start=1", {"length is missing; attributes are dim, start, length"});
   refused("dim=0 dim=0", {"dim stands there twice"});
   refused("dim=0,1 start=1 length=4", {"dim = 0,1: that is more than a value"});

@@ -291,7 +291,7 @@ TEST(OpTable, UnknownRowNamesTheNearest) {
   try {
     find_op("adamv");
     FAIL() << "no error";
-  } catch (const Error& error) { EXPECT_EQ(error.message(), "no op \"adamv\"; the nearest is \"adamw\""); }
+  } catch (const Error& error) { EXPECT_EQ(error.message(), "no op \"adamv\" (did you mean adamw?)"); }
 }
 
 }  // namespace

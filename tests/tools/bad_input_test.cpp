@@ -99,7 +99,7 @@ TEST_F(BadInput, SeveralRanksOnGpusAreRefusedOnEveryRank) {
 
 TEST_F(BadInput, UnknownCommandsNameTheNearest) {
   expect_failed(sherd({"trian"}), {"\"trian\"", "train"});
-  expect_failed(sherd({"train"}), {"one config file"});
+  expect_failed(sherd({"train"}), {"nothing to train on", "--data PATH"});
 }
 
 // Scripts tell a slip of the pen, which no retry mends, from what may have gone well.
@@ -109,7 +109,7 @@ TEST_F(BadInput, AWrongCommandLineEndsWithAStatusOfItsOwn) {
     EXPECT_EQ(end.status, kUsage) << end.err;
     expect_within(end.err, parts);
   };
-  refused(sherd({}), {"sherd train CONFIG.toml"});
+  refused(sherd({}), {"sherd train [CONFIG.toml]"});
   refused(sherd({"trian"}), {"\"trian\"", "train"});
   for (const char* command : {"run", "train", "sample", "eval", "export", "info", "bench"})
     refused(sherd({command, "--nonsense"}), {"--nonsense"});
@@ -118,7 +118,7 @@ TEST_F(BadInput, AWrongCommandLineEndsWithAStatusOfItsOwn) {
   refused(train(1, {"--steps", "ten"}), {"--steps", "an integer", "\"ten\""});
   refused(train(1, {"--steps", "0"}), {"steps must be at least 1"});
   refused(train(1, {"--strategy", "fullshard"}), {"\"fullshard\"", "full_shard"});
-  refused(sherd({"train"}), {"one config file"});
+  refused(sherd({"train"}), {"--data PATH"});
   refused(sherd({"run", "-n", "two", "--", "true"}), {"-n 'two'"});
   refused(sherd({"run", "-n", "2"}), {"command is missing"});
   refused(sherd({"sample", dir_.path(), "--device", "gpu"}), {"\"gpu\""});

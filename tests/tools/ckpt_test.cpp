@@ -1,5 +1,6 @@
 // `sherd ckpt`, as a user sees it, on saves of real runs.
 #include <filesystem>
+#include <regex>
 
 #include <nlohmann/json.hpp>
 
@@ -40,10 +41,41 @@ TEST_F(Ckpt, LsAndShowTellWhatIsThere) {
   EXPECT_EQ(saves[0]["ranks"], 2);
   EXPECT_GT(saves[0]["bytes"], 0);
   const ProgramEnd show = ckpt({"show", step(4)});
-  expect_within(show.out, {"step 4, 2 ranks", "layers = 2", "blocks.0.attn", "optim.m"});
-  const auto content = nlohmann::json::parse(ckpt({"show", folder_, "--json", "true"}).out);
+  EXPECT_EQ(show.status, 0) << show.err;
+  expect_within(show.out,
+                {"save      " + step(4) + ", ", " old\n", "step 4 of 5\n", "ranks     2, mesh dp over all",
+                 "strategy full_shard\n", "model     gpt2: 2 layers, 2 heads, width 16, hidden 64, sequence 12",
+                 "text      chars (29 tokens) of " + data_, "batch 12, seed 7, lr 0.01 to 0.001 (warmup 2"});
+}
+
+// The page sums up what --json lists.
+TEST_F(Ckpt, ThePageOfShowSumsUpItsJson) {
+  const std::string page = ckpt({"show", folder_}).out;
+  const auto content = nlohmann::json::parse(ckpt({"show", folder_, "--json"}).out);
   EXPECT_EQ(content["step"], 5);
+  EXPECT_EQ(content["ranks"], 2);
+  EXPECT_EQ(content["folder"], step(5));
+  EXPECT_NE(content["config"].get<std::string>().find("layers = 2"), std::string::npos);
+  EXPECT_TRUE(content["state"].contains("data_content"));
   EXPECT_EQ(content["tensors"][0]["kind"], "optim");
+  std::int64_t tensors = 0, elements = 0, queries = 0;
+  for (const auto& tensor : content["tensors"]) {
+    if (tensor["kind"] != "param") continue;
+    std::int64_t size = 1;
+    for (const std::int64_t n : tensor["shape"]) size *= n;
+    ++tensors;
+    elements += size;
+    if (tensor["name"].get<std::string>().ends_with(".attn.wq.weight")) queries += tensor["bytes"].get<std::int64_t>();
+  }
+  EXPECT_EQ(queries, 2 * 16 * 16 * 4);
+  const auto has_line = [&](const std::string& pattern) {
+    EXPECT_TRUE(std::regex_search(page, std::regex(pattern))) << pattern << " is not in\n" << page;
+  };
+  has_line(fmt::format("; {} parameters\n", elements));
+  has_line(fmt::format("\nparam +{} +{} +[0-9.]+ KB  f32\n", tensors, elements));
+  has_line("\noptim.m +");
+  has_line("\nblocks\\.\\*\\.attn\\.wq\\.weight +f32\\[16,16\\] +2 +2.05 KB\n");
+  has_line("files +2, [0-9.]+ KB of ");
 }
 
 TEST_F(Ckpt, VerifyNamesWhatIsDamaged) {

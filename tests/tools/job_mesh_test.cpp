@@ -22,9 +22,10 @@ TEST(JobMesh, TextSaysTheAxes) {
   EXPECT_EQ(mesh_of("tp=2", 2), (Axes{{"dp", 1}, {"tp", 2}}));
   EXPECT_EQ(mesh_of("replicate=2,tp=2", 4), (Axes{{"replicate", 2}, {"dp", 1}, {"tp", 2}}));
   EXPECT_EQ(count_data_ranks(mesh_of("replicate=2,dp=3,tp=2", 12)), 6);
-  expect_error([] { mesh_of("dp=2,tp=2", 3); }, {"mesh = \"dp=2,tp=2\"", "more ranks than the 3"});
+  expect_error([] { mesh_of("dp=2,tp=2", 3); },
+               {"mesh = \"dp=2,tp=2\"", "for 4 ranks, this run has 3", "--mesh \"\"", "sherd run -n 4"});
   expect_error([] { mesh_of("dp=2,tp=2", 8); }, {"for 4 ranks", "this run has 8"});
-  expect_error([] { mesh_of("dp=2000000,tp=2000000", 4); }, {"more ranks than the 4"});
+  expect_error([] { mesh_of("dp=2000000,tp=2000000", 4); }, {"dp=2000000", "this run has 4"});
 }
 
 TEST(JobMesh, HostsAreTheReplicasWhereTheTextNamesNone) {
@@ -88,7 +89,7 @@ TEST(JobMesh, AGroupOfSeveralAxesHasTheSlowestOfTheirLinks) {
   EXPECT_FALSE(over("", axes).has_value());
   for (const char* twice : {"dp=1,0;dp=2,0", "1,0;dp=2,0", "1,0;2,0", "dp=2,0;1,0"})
     expect_error([&] { parse_links(twice); }, {twice, "two links"});
-  expect_error([] { parse_links("replica=1,0"); }, {"no axis \"replica\"", "did you mean \"replicate\""});
+  expect_error([] { parse_links("replica=1,0"); }, {"no axis \"replica\"", "did you mean replicate?"});
 }
 
 /// What so many calls take.

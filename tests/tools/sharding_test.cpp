@@ -77,7 +77,7 @@ TEST_F(Sharding, MicroBatchesSayWhatTheirGradientsTake) {
 TEST_F(Sharding, WhatDoesNotFitIsRefused) {
   TrainConfig config = config_;
   config.strategy = "fullshard";
-  refused(config, {"no strategy \"fullshard\"", "did you mean \"full_shard\""});
+  refused(config, {"no strategy \"fullshard\"", "did you mean full_shard?"});
   expect_error([&] { resolve(config); }, {"no strategy \"fullshard\""});
   config.strategy = "no_shard";
   config.fully_shard = false;

@@ -244,7 +244,7 @@ TEST_F(Walk, BadInput) {
                              {{"--data", dir_ / "none"}, kFailed, {"no data at"}},
                              {{dir_ / "none.toml"}, kFailed, {"none.toml"}},
                              {{"--only", "hybrid_shards"}, kUsage, {"\"hybrid_shards\"", "hybrid_shard"}},
-                             {{"--lairs", "2"}, kUsage, {"--lairs", "--layers"}}};
+                             {{"--layrs", "2"}, kUsage, {"--layrs", "--layers"}}};
   for (const Bad& bad : all) {
     SCOPED_TRACE(fmt::format("{}", fmt::join(bad.words, " ")));
     Words words{"walk"};

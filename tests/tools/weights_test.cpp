@@ -2,6 +2,7 @@
 // transformers computes from the committed directories (tests/golden/huggingface), and the loss in closed form.
 #include "tools/train/weights.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <regex>
@@ -138,7 +139,13 @@ TEST_F(WeightsProgram, EvalRefusesWhatItCannotRead) {
 TEST_F(WeightsProgram, ExportGoesThereAndBack) {
   const std::string checkpoint = train_checkpoint(tiny_config(data_)), file = write_tokens({1, 2, 3, 4, 5, 6}, {2, 3});
   const double loss = printed_loss(eval(1, {checkpoint, "--tokens", file}));
-  ASSERT_EQ(sherd({"export", checkpoint, dir_ / "hf", "--max-file-bytes", "9000"}).status, 0);
+  const ProgramEnd exported = sherd({"export", checkpoint, dir_ / "hf", "--max-file-bytes", "9KB"});
+  ASSERT_EQ(exported.status, 0) << exported.err;
+  const auto model = nn::make_language_model(Weights(checkpoint).config());
+  expect_within(exported.out,
+                {fmt::format("wrote {}: GPT2LMHeadModel, {} parameters, f32, ", dir_ / "hf", model->num_parameters()),
+                 " KB\n  config.json, model-00001-of-0000", "model.safetensors.index.json\n"});
+  EXPECT_EQ(std::count(exported.out.begin(), exported.out.end(), '\n'), 2);
   EXPECT_TRUE(fs::exists(dir_ / "hf/model.safetensors.index.json"));
   EXPECT_EQ(printed_loss(eval(1, {dir_ / "hf", "--tokens", file})), loss);
   ASSERT_EQ(sherd({"export", dir_ / "hf", dir_ / "again"}).status, 0);
@@ -150,6 +157,21 @@ TEST_F(WeightsProgram, ExportGoesThereAndBack) {
   expect_refused(sherd({"export", checkpoint, dir_ / "f8", "--dtype", "f8"}), {"f8"}, kUsage);
   expect_refused(sherd({"export", checkpoint}), {"two folders"}, kUsage);
   expect_refused(sherd({"sample", dir_ / "hf"}), {"hf", "Hugging Face", "text"});
+}
+
+TEST_F(WeightsProgram, AGptWithoutBiasesIsTheSameModelElsewhere) {
+  TrainConfig config = tiny_config(data_);
+  config.model.bias = false;
+  const std::string checkpoint = train_checkpoint(config), file = write_tokens({1, 2, 3, 4, 5, 6}, {2, 3});
+  const double loss = printed_loss(eval(1, {checkpoint, "--tokens", file}));
+  const ProgramEnd exported = sherd({"export", checkpoint, dir_ / "hf"});
+  ASSERT_EQ(exported.status, 0) << exported.err;
+  expect_within(exported.out, {"GPT2LMHeadModel", "zeros for the biases"});
+  EXPECT_NEAR(printed_loss(eval(1, {dir_ / "hf", "--tokens", file})), loss, 1e-7);
+  ASSERT_EQ(sherd({"ckpt", "convert", checkpoint, dir_ / "converted"}).status, 0);
+  EXPECT_TRUE(dir_.read("converted/model.safetensors") == dir_.read("hf/model.safetensors"));
+  ASSERT_EQ(sherd({"ckpt", "convert", dir_ / "converted", dir_ / "back"}).status, 0);
+  EXPECT_NEAR(printed_loss(eval(1, {dir_ / "back", "--tokens", file})), loss, 1e-7);
 }
 
 // ---- training from weights ----

@@ -46,8 +46,8 @@ std::vector<Benchmark> matching(const std::vector<std::string>& prefixes) {
   for (const std::string& prefix : prefixes) {
     const auto matches = [&](const Benchmark& row) { return row.name.starts_with(prefix); };
     check_usage(std::ranges::any_of(names, [&](const auto& name) { return name.starts_with(prefix); }),
-                "no figure's name starts with \"{}\"; did you mean {}? `sherd bench --help` lists all", prefix,
-                nearest(prefix, names));
+                "no figure's name starts with \"{}\"{}; `sherd bench --help` lists all", prefix,
+                did_you_mean(prefix, names));
     std::ranges::copy_if(all, std::back_inserter(chosen), matches);
     std::erase_if(all, matches);
   }

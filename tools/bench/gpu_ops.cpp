@@ -264,7 +264,7 @@ const GpuOp& gpu_op(std::string_view name) {
     if (o.name == name) return o;
     names.emplace_back(o.name);
   }
-  fail("there is no GPU op \"{}\" to time; did you mean {}?", name, nearest(name, names));
+  fail("there is no GPU op \"{}\" to time{}", name, did_you_mean(name, names));
 }
 
 }  // namespace sherd::bench

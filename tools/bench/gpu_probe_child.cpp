@@ -150,7 +150,7 @@ int run_gpu_probe_child(std::span<const std::string_view> args) {
     fmt::print("{}\n", found.dump());
     return 0;
   }
-  fail("there is no probe \"{}\"; did you mean {}?", line.words[0], nearest(line.words[0], names));
+  fail("there is no probe \"{}\"{}", line.words[0], did_you_mean(line.words[0], names));
 }
 
 }  // namespace sherd::bench

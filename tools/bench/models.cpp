@@ -47,7 +47,7 @@ const BenchModel& bench_model(std::string_view name) {
     if (model.name == name) return model;
     names.emplace_back(model.name);
   }
-  fail("there is no benchmark model \"{}\"; did you mean {}?", name, nearest(name, names));
+  fail("there is no benchmark model \"{}\"{}", name, did_you_mean(name, names));
 }
 
 TrainConfig::Model model_section(const BenchModel& m) {

@@ -1,11 +1,8 @@
 // `sherd ckpt ls|show|verify|diff|convert`: what lies in folders of saves, without a model and without a GPU.
 #include <cstdio>
-#include <ctime>
 #include <filesystem>
-#include <map>
 #include <vector>
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
@@ -16,6 +13,7 @@
 #include "runtime/comm/group/process_group.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/tensor/nearest.h"
+#include "tools/cli/ckpt_show.h"
 #include "tools/cli/command.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
@@ -39,16 +37,10 @@ struct Listed {
   std::int64_t age_seconds = 0;
 };
 
-std::int64_t age_of(const std::string& folder) {
-  struct stat status{};
-  if (::stat((folder + "/manifest.json").c_str(), &status) != 0) return 0;
-  return std::max<std::int64_t>(0, ::time(nullptr) - status.st_mtime);
-}
-
 Listed list(const SavePlace& place) {
   Listed save;
   save.place = place;
-  save.age_seconds = age_of(place.folder);
+  save.age_seconds = age_of_save(place.folder);
   try {
     const CheckpointReader reader(place.folder);  // its files are there, in full
     save.manifest = reader.manifest();
@@ -61,12 +53,6 @@ std::vector<SavePlace> saves_at(const std::string& path) {
   std::vector<SavePlace> saves = list_saves(path);
   if (saves.empty()) (void)newest_save(path);  // says what is missing
   return saves;
-}
-
-std::string age_text(std::int64_t seconds) {
-  if (seconds < 120) return fmt::format("{} s", seconds);
-  if (seconds < 7200) return fmt::format("{} min", seconds / 60);
-  return seconds < 2 * 86400 ? fmt::format("{} h", seconds / 3600) : fmt::format("{} days", seconds / 86400);
 }
 
 int run_ls(const Words& words, bool json) {
@@ -94,53 +80,9 @@ int run_ls(const Words& words, bool json) {
   return status;
 }
 
-std::string state_text(const StateValue& value) {
-  return std::visit([](const auto& v) { return fmt::format("{}", v); }, value);
-}
-
-/// The tensors of a save, whoever holds their pieces.
-struct Tensors {
-  PieceEntry first;  // dtype and shape are those of all
-  int pieces = 0;
-  std::int64_t bytes = 0;
-};
-
 int run_show(const Words& words, bool json) {
-  const Manifest manifest = CheckpointReader(words[0]).manifest();
-  std::map<std::pair<std::string, std::string>, Tensors> tensors;
-  for (const PieceEntry& piece : manifest.pieces) {
-    Tensors& tensor = tensors[{piece.kind, piece.name}];
-    if (tensor.pieces++ == 0) tensor.first = piece;
-    tensor.bytes += piece.bytes;
-  }
-  if (json) {
-    ordered_json list = ordered_json::array();
-    for (const auto& [id, t] : tensors)
-      list.push_back({{"kind", id.first},
-                      {"name", id.second},
-                      {"dtype", name(t.first.dtype)},
-                      {"shape", std::vector<std::int64_t>(t.first.shape.begin(), t.first.shape.end())},
-                      {"pieces", t.pieces},
-                      {"bytes", t.bytes}});
-    ordered_json state = ordered_json::object();
-    for (const auto& [key, value] : manifest.state)
-      std::visit([&, &key = key](const auto& v) { state[key] = v; }, value);
-    print(ordered_json{{"step", manifest.step},
-                       {"ranks", manifest.world_size},
-                       {"run", manifest.run},
-                       {"state", state},
-                       {"config", manifest.config},
-                       {"tensors", list}}
-              .dump(2) +
-          "\n");
-    return kDone;
-  }
-  print(fmt::format("step {}, {} ranks, run {}\n", manifest.step, manifest.world_size, manifest.run));
-  for (const auto& [key, value] : manifest.state) print(fmt::format("state {} = {}\n", key, state_text(value)));
-  print(fmt::format("\n{}\n", manifest.config));
-  for (const auto& [id, t] : tensors)
-    print(fmt::format("{:<10} {:<44} {:<20} {:>3} pieces {:>10}\n", id.first, id.second,
-                      fmt::format("{}{}", name(t.first.dtype), t.first.shape), t.pieces, format_bytes(t.bytes)));
+  const CheckpointReader save(words[0]);
+  print(json ? save_json(save) : save_page(save));
   return kDone;
 }
 
@@ -206,6 +148,7 @@ int run_convert(const Words& words, bool) {
   weights.load(*model);
   TrainConfig config;
   config.model = weights.model();
+  resolve(config);
   Manifest manifest;
   manifest.config = to_toml(config);
   manifest.vocabulary = Vocabulary::bytes().to_text();
@@ -220,14 +163,16 @@ struct Action {
 };
 constexpr Action kActions[] = {
     {"ls", "ls DIR: steps, ranks, sizes, ages and runs of the saves, and which are damaged", 1, run_ls},
-    {"show", "show DIR: what the newest save, or DIR/step-000120, holds", 1, run_show},
+    {"show",
+     "show DIR: a page about the newest save, or DIR/step-000120: run, model, mesh, sizes; all of it with --json", 1,
+     run_show},
     {"verify", "verify DIR: reads every byte of every save and names the blocks whose checksums differ", 1, run_verify},
     {"diff", "diff DIR DIR: which tensors of two saves differ, and by how much", 2, run_diff},
     {"convert", "convert FROM TO: a checkpoint to a Hugging Face directory, or back", 2, run_convert},
 };
 
 std::string usage() {
-  std::string text = "sherd ckpt ACTION DIR [--json true]: looks into folders of saves\n";
+  std::string text = "sherd ckpt ACTION DIR [--json]: looks into folders of saves\n";
   for (const Action& action : kActions) text += fmt::format("\n  sherd ckpt {}", action.usage);
   return text + "\n\nThe exit status is 1 where a save is damaged, or where two differ.";
 }
@@ -238,8 +183,8 @@ const Action& find_action(const std::string& name) {
     if (action.name == name) return action;
     names.emplace_back(action.name);
   }
-  throw ExitError(kUsage,
-                  fmt::format("sherd ckpt: unknown action \"{}\"; did you mean {}?", name, nearest(name, names)));
+  throw ExitError(kUsage, fmt::format("sherd ckpt: unknown action \"{}\"{}; the actions are {}", name,
+                                      did_you_mean(name, names), fmt::join(names, ", ")));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// The program's subcommands. main.cpp holds the table; each function lives in the file named after it.
+// The program's subcommands. program.cpp holds the table; each function lives in the file named after it.
 #include <span>
 #include <string_view>
 

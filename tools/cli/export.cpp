@@ -1,7 +1,14 @@
 // `sherd export DIR OUT [--dtype f32]`: a checkpoint or a Hugging Face directory as a Hugging Face directory, on one
 // rank.
+#include <cstdio>
+#include <filesystem>
+#include <set>
+#include <variant>
+#include <vector>
 
+#include "nn/interop/huggingface_config.h"
 #include "runtime/comm/group/process_group.h"
+#include "runtime/memory/accounting.h"
 #include "tools/cli/command.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
@@ -9,19 +16,46 @@
 
 namespace sherd {
 
+namespace {
+
+bool lacks_biases(const nn::LanguageModelConfig& config) {
+  const auto* const gpt = std::get_if<nn::GptConfig>(&config);
+  return gpt != nullptr && !gpt->bias;
+}
+
+/// Says what lies in `dir` now, as it reads.
+void print_written(const std::string& dir, const nn::LanguageModelConfig& config, std::int64_t parameters) {
+  const nn::HuggingFaceWeights written(dir);
+  std::set<std::string> dtypes, files;
+  std::int64_t bytes = 0;
+  for (const SafetensorsFile& file : written.files())
+    for (const TensorEntry& tensor : file.tensors()) {
+      dtypes.insert(std::string(name(tensor.dtype)));
+      bytes += tensor.bytes;
+    }
+  for (const auto& entry : std::filesystem::directory_iterator(dir)) files.insert(entry.path().filename().string());
+  fmt::print("wrote {}: {}, {} parameters{}, {}, {}\n  {}\n", dir, nn::huggingface_architecture(config), parameters,
+             lacks_biases(config) ? " (and zeros for the biases it lacks)" : "", fmt::join(dtypes, ", "),
+             format_bytes(bytes), fmt::join(files, ", "));
+}
+
+}  // namespace
+
 int run_export(std::span<const std::string_view> args) {
   std::string dtype;
   std::int64_t max_file_bytes = nn::HuggingFaceSaveOptions{}.max_file_bytes;
   ConfigTable table;
   table.add("dtype", &dtype, "f32, bf16 or f16; empty: as in DIR");
-  table.add("max_file_bytes", &max_file_bytes, "more is written as several files and an index");
+  table.add("max_file_bytes", ByteField{&max_file_bytes}, "more is written as several files and an index");
   const auto words =
       read_command_line(table, args, "sherd export DIR OUT [flags]: writes a model as a Hugging Face directory");
   if (!words) return 0;
   check_usage(words->size() == 2, "sherd export takes two folders, from and to, got {} words", words->size());
   check_usage(max_file_bytes > 0, "--max-file-bytes must be positive, got {}", max_file_bytes);
   nn::HuggingFaceSaveOptions options{.max_file_bytes = max_file_bytes};
-  if (!dtype.empty()) options.dtype = as_usage([&] { return dtype_from_name(dtype); });
+  check_usage(dtype.empty() || dtype == "f32" || dtype == "bf16" || dtype == "f16",
+              "--dtype must be f32, bf16 or f16, got \"{}\"", dtype);
+  if (!dtype.empty()) options.dtype = dtype_from_name(dtype);
 
   const Weights weights((*words)[0]);
   const auto model = nn::make_language_model(weights.config());
@@ -29,6 +63,7 @@ int run_export(std::span<const std::string_view> args) {
   weights.load(*model);
   if (dtype.empty()) options.like = weights.huggingface();
   nn::save_huggingface((*words)[1], weights.config(), *model, *make_single_group(), options);
+  print_written((*words)[1], weights.config(), model->num_parameters());
   return 0;
 }
 

@@ -47,12 +47,8 @@ void print_no_thread(const std::exception& error) {
 
 }  // namespace
 
-int run_program(int argc, char** argv, int (*run)(std::span<const std::string_view> args)) {
-  // A file size limit then shows as a failed write, which names the file, instead of killing the process.
-  std::signal(SIGXFSZ, SIG_IGN);
-  use_allowed_cpus();
+int run_guarded(std::span<const std::string_view> args, int (*run)(std::span<const std::string_view> args)) {
   try {
-    const std::vector<std::string_view> args(argv + (argc > 0 ? 1 : 0), argv + argc);
     return run(args);
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "sherd: the system has no memory left\n");
@@ -75,6 +71,14 @@ int run_program(int argc, char** argv, int (*run)(std::span<const std::string_vi
   return 1;
 }
 
+int run_program(int argc, char** argv, int (*run)(std::span<const std::string_view> args)) {
+  // A file size limit then shows as a failed write, which names the file, instead of killing the process.
+  std::signal(SIGXFSZ, SIG_IGN);
+  use_allowed_cpus();
+  const std::vector<std::string_view> args(argv + (argc > 0 ? 1 : 0), argv + argc);
+  return run_guarded(args, run);
+}
+
 std::filesystem::path sibling_program(std::string_view name) {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
 }
@@ -87,9 +91,10 @@ int exec_bench(std::span<const std::string_view> args) {
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   ::execv(program.c_str(), argv.data());
-  fail("sherd {} is a program of its own, which cannot be started: {}: {}; in the build tree, build the target "
-       "sherd-bench (cmake --build build/release --target sherd-bench)",
-       args[0], program, std::generic_category().message(errno));
+  fail(
+      "sherd {} is a program of its own, which cannot be started: {}: {}; in the build tree, build the target "
+      "sherd-bench (cmake --build build/release --target sherd-bench)",
+      args[0], program, std::generic_category().message(errno));
 }
 
 }  // namespace sherd

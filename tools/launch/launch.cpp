@@ -6,7 +6,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <iterator>
+#include <optional>
+#include <vector>
 
+#include "runtime/tensor/nearest.h"
+#include "runtime/tensor/quantity.h"
 #include "tools/launch/supervise.h"
 #include "tools/train/exit_status.h"
 
@@ -43,12 +47,11 @@ constexpr std::string_view kHelp =
 constexpr int kMaxRanks = 4096;
 constexpr int kMaxRestarts = 1'000'000;
 
-int parse_count(std::string_view flag, std::string_view what, std::string_view text, int least, int most) {
-  int count = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
-  check_usage(error == std::errc() && end == text.data() + text.size() && count >= least && count <= most,
-              "run: {} '{}' is no number of {} from {} to {}", flag, text, what, least, most);
-  return count;
+int count_of(std::string_view flag, std::string_view what, std::string_view text, int least, int most) {
+  const std::optional<std::int64_t> count = parse_count(text);
+  check_usage(count && *count >= least && *count <= most, "run: {} '{}' is no number of {} from {} to {}", flag, text,
+              what, least, most);
+  return static_cast<int>(*count);
 }
 
 std::chrono::milliseconds parse_seconds(std::string_view flag, std::string_view text) {
@@ -69,7 +72,7 @@ struct Flag {
 constexpr Flag kFlags[] = {
     {"-n", "ranks",
      [](auto& options, const Flag& flag, auto text) {
-       options.ranks = parse_count(flag.name, flag.unit, text, 1, kMaxRanks);
+       options.ranks = count_of(flag.name, flag.unit, text, 1, kMaxRanks);
      }},
     {"--save-grace", "seconds",
      [](auto& options, const Flag& flag, auto text) { options.save_grace = parse_seconds(flag.name, text); }},
@@ -77,20 +80,26 @@ constexpr Flag kFlags[] = {
      [](auto& options, const Flag& flag, auto text) { options.frozen_after = parse_seconds(flag.name, text); }},
     {"--restarts", "restarts",
      [](auto& options, const Flag& flag, auto text) {
-       options.restart.restarts = parse_count(flag.name, flag.unit, text, 0, kMaxRestarts);
+       options.restart.restarts = count_of(flag.name, flag.unit, text, 0, kMaxRestarts);
      }},
     {"--backoff", "seconds",
      [](auto& options, const Flag& flag, auto text) { options.restart.backoff = parse_seconds(flag.name, text); }},
     {"--min-ranks", "ranks",
      [](auto& options, const Flag& flag, auto text) {
-       options.restart.min_ranks = parse_count(flag.name, flag.unit, text, 1, kMaxRanks);
+       options.restart.min_ranks = count_of(flag.name, flag.unit, text, 1, kMaxRanks);
      }},
 };
 
-std::string known_flags() {
-  std::string text;
-  for (const Flag& flag : kFlags) text += fmt::format("{}, ", flag.name);
-  return text + "--survive, --help";
+std::vector<std::string> known_flags() {
+  std::vector<std::string> names{"--survive", "--help"};
+  for (const Flag& flag : kFlags) names.emplace_back(flag.name);
+  return names;
+}
+
+[[noreturn]] void fail_unknown(std::string_view name) {
+  const std::vector<std::string> known = known_flags();
+  throw ExitError(kUsage, fmt::format("run: unknown flag '{}'{}; known are {}, and what follows -- is the command",
+                                      name, did_you_mean(name, known), fmt::join(known, ", ")));
 }
 
 }  // namespace
@@ -111,8 +120,7 @@ int run_launch(std::span<const std::string_view> args) {
       return 0;
     }
     const Flag* const flag = std::ranges::find(kFlags, name, &Flag::name);
-    check_usage(flag != std::end(kFlags), "run: unknown flag '{}'; known are {}, and what follows -- is the command",
-                name, known_flags());
+    if (flag == std::end(kFlags)) fail_unknown(name);
     check_usage(!args.empty(), "run: {} needs the number of {} after it", name, flag->unit);
     flag->set(options, *flag, args[0]);
     args = args.subspan(1);

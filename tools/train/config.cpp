@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "nn/checkpoint/folders.h"
+#include "runtime/comm/job/world.h"
 #include "runtime/os/allowed_cpus.h"
 #include "runtime/tensor/error.h"
 #include "tools/train/activation_flag.h"
@@ -14,6 +16,7 @@
 #include "tools/train/exit_status.h"
 #include "tools/train/job_mesh.h"
 #include "tools/train/restart.h"
+#include "tools/train/saved_mesh.h"
 #include "tools/train/sharding.h"
 #include "tools/train/step_trace.h"
 #include "tools/train/weights.h"
@@ -75,7 +78,7 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("eval_every", &c.eval_every, "steps between evaluations; 0: only after the last step", run);
   table.add("eval_batches", &c.eval_batches, "batches per evaluation; 0: the whole validation part", run);
   table.add("threads", &c.threads, "threads per rank; 0: the allowed CPUs shared among the ranks", run);
-  table.add("memory_limit", &c.memory_limit, "bytes of tensors per rank; 0: none", run);
+  table.add("memory_limit", ByteField{&c.memory_limit}, "largest size of the tensors of a rank; 0: no limit", run);
   table.add("memory_by_module", &c.memory_by_module,
             "print first what parameters, gradients, optimizer state and saved activations of each module will hold",
             run);
@@ -138,8 +141,8 @@ void bind_ranks(ConfigTable& table, TrainConfig& c) {
             "for hybrid strategies over those of a host",
             rounding);
   table.add("link", &c.link,
-            "BYTES_PER_S,SECONDS: collectives take as long as on a link like that; dp=2e9,0;replicate=2e8,0 gives axes "
-            "of the mesh links of their own; empty: as they are",
+            "BYTES_PER_S,SECONDS, as 10GB,20e-6: collectives take as long as on a link like that; "
+            "dp=2e9,0;replicate=2e8,0 gives axes of the mesh links of their own; empty: as they are",
             run);
   table.add("deadline", &c.deadline, "seconds to wait for other ranks, at the start and in each collective", run);
   table.add("frozen_after", &c.frozen_after,
@@ -160,7 +163,7 @@ void bind_sharding(ConfigTable& table, TrainConfig& c) {
       rounding);
   table.add("units", &c.units,
             "what is gathered at a time: block; fine: attention and feed-forward part apart; coarse: the whole model; "
-            "parameters=N: modules of N parameters and more; bytes=N: modules that fit N bytes together, as bytes=32e6",
+            "parameters=N: modules of N parameters and more; bytes=N: modules that fit N bytes together, as bytes=32MB",
             run);
   table.add("recompute", &c.recompute,
             "what blocks compute again in backward instead of keeping it: none; selective: all but q, k, v and the "
@@ -171,8 +174,8 @@ void bind_sharding(ConfigTable& table, TrainConfig& c) {
             "state; parameters: their shards; all: these and the shards of gradients; all:DIR: in a file in DIR, else "
             "of temporary files; on a GPU in memory of the host, without a DIR",
             run);
-  table.add("offload_keep", &c.offload_keep,
-            "bytes per rank of what offload names that stay in memory: those of the smallest units and parameters, as "
+  table.add("offload_keep", ByteField{&c.offload_keep},
+            "how much of what offload names stays in memory of a rank: those of the smallest units and parameters, as "
             "many as fit; 0: none",
             run);
   table.add(
@@ -235,7 +238,7 @@ void bind_model(ConfigTable& table, TrainConfig::Model& m) {
 
 void bind_optimizer(ConfigTable& table, TrainConfig::Optimizer& o) {
   table.add("optimizer.lr", &o.lr, "highest learning rate of AdamW");
-  table.add("optimizer.min_lr", &o.min_lr, "learning rate at the end of the cosine");
+  table.add("optimizer.min_lr", &o.min_lr, "learning rate at the end of the cosine; not given, or -1: lr / 10");
   table.add("optimizer.warmup", &o.warmup, "steps of linear warmup");
   table.add("optimizer.decay_steps", &o.decay_steps, "step at which the cosine ends; 0: steps");
   table.add("optimizer.beta1", &o.beta1, "decay of the mean of gradients");
@@ -328,8 +331,8 @@ void check_model(const TrainConfig::Model& m) {
 
 void check_optimizer(const TrainConfig::Optimizer& o) {
   check(o.lr > 0, "optimizer.lr must be positive, got {}", o.lr);
-  check(o.min_lr >= 0 && o.min_lr <= o.lr, "optimizer.min_lr must be from 0 to optimizer.lr = {}, got {}", o.lr,
-        o.min_lr);
+  check(o.min_lr >= 0 && o.min_lr <= o.lr,
+        "optimizer.min_lr must be from 0 to optimizer.lr = {}, or -1 for a tenth of that, got {}", o.lr, o.min_lr);
   check_ranges(
       {{"optimizer.warmup", o.warmup, 0, kMostSteps}, {"optimizer.decay_steps", o.decay_steps, 1, kMostSteps}});
   check(o.beta1 >= 0 && o.beta1 < 1, "optimizer.beta1 must be at least 0 and below 1, got {}", o.beta1);
@@ -349,6 +352,28 @@ void take_saved(ConfigTable& table, const std::string& dir) {
   for (const auto& [key, value] : bind(saved).values())
     if (!table.is_given(key) && std::ranges::find(kOfInvocation, key) == kOfInvocation.end())
       table.set(key, value, dir);
+}
+
+/// What to train on comes from a config file, or from flags, and the defaults say the rest.
+void check_has_source(const CommandLine& line) {
+  check_usage(line.words.size() <= 1, "sherd train takes one config file, got \"{}\"",
+              fmt::join(line.words, "\" and \""));
+  const auto is_source = [](const CommandLine::Flag& flag) {
+    return flag.key == "data" || flag.key == "init_from" || flag.key == "resume";
+  };
+  check_usage(!line.words.empty() || std::ranges::any_of(line.flags, is_source),
+              "sherd train has nothing to train on; pass --data PATH, a config file, --init-from DIR with --data PATH, "
+              "or --resume DIR");
+}
+
+/// A text in the place of a config is the slip of many.
+void load_config_file(ConfigTable& table, const std::string& path) {
+  try {
+    load_toml_file(table, path);
+  } catch (const Error& error) {
+    if (path.ends_with(".toml") || !is_file_there(path)) throw;
+    fail("{}; if it is a text to train on, pass it as --data {}", error.message(), path);
+  }
 }
 
 bool is_good(TrainConfig config) {
@@ -394,10 +419,12 @@ void resolve(TrainConfig& config) {
   if (m.kv_heads == 0) m.kv_heads = m.heads;
   // SwiGLU has three matrices for GELU's two, so 8/3 gives it the same size; rounded up to a multiple of 32.
   if (m.hidden == 0) m.hidden = m.style == "gpt2" ? 4 * m.width : (8 * m.width + 95) / 96 * 32;
-  if (config.optimizer.decay_steps == 0) config.optimizer.decay_steps = config.steps;
+  TrainConfig::Optimizer& o = config.optimizer;
+  if (o.decay_steps == 0) o.decay_steps = config.steps;
+  if (o.min_lr == TrainConfig::Optimizer::kTenthOfLr) o.min_lr = o.lr / 10;
   check_run(config);
   check_model(m);
-  check_optimizer(config.optimizer);
+  check_optimizer(o);
 }
 
 std::optional<TrainConfig> load_train_config(std::span<const std::string_view> args) {
@@ -405,15 +432,11 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   ConfigTable table = bind(config);
   const CommandLine line = parse_command_line(table, args);
   if (line.help) return std::nullopt;
-  const bool resumes = std::ranges::find(line.flags, "resume", &CommandLine::Flag::key) != line.flags.end();
-  check_usage(
-      line.words.size() == 1 || (line.words.empty() && resumes),
-      "sherd train needs one config file, got {}; usage: sherd train CONFIG.toml [flags], or to go on with a run "
-      "as it is, sherd train --resume DIR [flags]",
-      line.words.empty() ? "none" : fmt::format("\"{}\"", fmt::join(line.words, "\" and \"")));
-  if (!line.words.empty()) load_toml_file(table, line.words[0]);
+  check_has_source(line);
+  if (!line.words.empty()) load_config_file(table, line.words[0]);
   const TrainConfig of_file = config;
   apply_flags(table, line);
+  const ConfigTable given = table;
   const RankInfo rank = discover_rank();
   const auto go_on = [&] {
     const std::string place = saves_of_earlier_start(config, rank);
@@ -426,7 +449,11 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   if (!config.resume.empty()) {
     take_saved(table, config.resume);
     go_on();  // the save may name the folder to save to, in which there is more of this job
+    const std::string text = take_ranks_there_are(config, given, rank.full_world_size);
+    if (rank.rank == 0 && !text.empty()) say_on_stderr(text);
   } else if (!config.init_from.empty()) {
+    check_usage(!line.words.empty() || !config.data.empty(),
+                "sherd train --init-from {} has no text to train on; pass --data PATH", config.init_from);
     take_model(Weights(config.init_from, *make_single_group(), nn::Verify::files), table);
   }
   try {
@@ -441,9 +468,11 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
 
 std::string train_help() {
   TrainConfig config;
-  return "usage: sherd train CONFIG.toml [flags]\n       sherd train --resume DIR [flags]\n\nEvery flag is also a key "
-         "of the file: --model.layers is layers "
-         "under [model].\n\n" +
+  config.optimizer.min_lr = config.optimizer.lr / 10;
+  return "usage: sherd train [CONFIG.toml] --data PATH [flags]\n"
+         "       sherd train --resume DIR [flags]\n\n"
+         "Every flag is also a key of the file: --model.layers is layers under [model]. Without a file the defaults\n"
+         "below train a small model.\n\n" +
          bind(config).help();
 }
 

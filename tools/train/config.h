@@ -99,8 +99,9 @@ struct TrainConfig {
   } model;
 
   struct Optimizer {
+    static constexpr double kTenthOfLr = -1;  ///< of min_lr
     double lr = 1e-3;
-    double min_lr = 1e-4;
+    double min_lr = kTenthOfLr;
     std::int64_t warmup = 100;
     std::int64_t decay_steps = 0;
     double beta1 = 0.9;
@@ -115,14 +116,15 @@ struct TrainConfig {
 /// The table over `config`'s fields; `config` must outlive it.
 ConfigTable bind(TrainConfig& config);
 
-/// Puts the numbers that follow from others in place of zeros (kv_heads, hidden, decay_steps), then checks ranges and
-/// what must divide what. Throws Error naming the keys and both values. What depends on the number of ranks or on the
-/// data is left to the trainer.
+/// Puts the numbers that follow from others in their places (kv_heads, hidden, decay_steps, min_lr), then checks ranges
+/// and what must divide what. Throws Error naming the keys and both values. What depends on the number of ranks or on
+/// the data is left to the trainer.
 void resolve(TrainConfig& config);
 
-/// The config of `CONFIG.toml [flags]`, resolved; a flag beats the file. With --resume DIR what neither gives is as in
-/// the newest save there, and the file may be left out; of the keys that are about one invocation (overwrite, trace,
-/// ...) nothing is taken. Nothing if the command line asks for --help.
+/// The config of `[CONFIG.toml] [flags]`, resolved; a flag beats the file, which may be left out where --data,
+/// --init-from or --resume is given. With --resume DIR what neither gives is as in the newest save there, but for a
+/// mesh of another number of ranks (saved_mesh.h: rank 0 says so on stderr); of the keys that are about one invocation
+/// (overwrite, trace, ...) nothing is taken. Nothing if the command line asks for --help.
 /// Throws Error for anything unknown, of a wrong type or out of range, and for a missing file; ExitError of kUsage
 /// where it is the command line that is wrong: its flags if the file without them is good.
 std::optional<TrainConfig> load_train_config(std::span<const std::string_view> args);

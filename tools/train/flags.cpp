@@ -8,61 +8,87 @@
 #include "nn/data/utf8.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/nearest.h"
+#include "runtime/tensor/quantity.h"
 #include "tools/train/exit_status.h"
 
 namespace sherd {
 
 namespace {
 
-// By the index of the alternative in ConfigValue and ConfigTarget.
-constexpr std::string_view kExpected[] = {"an integer", "a number", "true or false", "a string",
-                                          "true, false or an integer"};
-constexpr std::string_view kPlaceholder[] = {" INTEGER", " NUMBER", "", " TEXT", " [false|N]"};
+// By the index of the alternative in ConfigTarget.
+constexpr std::string_view kExpected[] = {"an integer, as 1000 or 1e3", "a number", "true or false", "a string",
+                                          "true, false or an integer",  kBytesForm};
+constexpr std::string_view kPlaceholder[] = {" INTEGER", " NUMBER", "", " TEXT", " [false|N]", " BYTES"};
 
-ConfigValue value_of(const SwitchOrNumber& field) {
-  return std::visit([](auto value) -> ConfigValue { return value; }, field);
+ConfigValue value_of(const SwitchOrNumber* field) {
+  return std::visit([](auto value) -> ConfigValue { return value; }, *field);
 }
+ConfigValue value_of(ByteField bytes) { return *bytes.field; }
 template <class T>
-ConfigValue value_of(const T& field) {
-  return field;
+ConfigValue value_of(const T* field) {
+  return *field;
 }
 
 ConfigValue read_target(const ConfigTarget& target) {
-  return std::visit([](auto* field) { return value_of(*field); }, target);
+  return std::visit([](auto field) { return value_of(field); }, target);
+}
+
+/// A double that is whole, as TOML has it for 1e3, as an integer.
+std::optional<std::int64_t> whole_of(const ConfigValue& value) {
+  if (const auto* integer = std::get_if<std::int64_t>(&value)) return *integer;
+  const auto* number = std::get_if<double>(&value);
+  constexpr double kFirstBeyond = 0x1p63;
+  if (number == nullptr || *number != std::trunc(*number) || std::abs(*number) >= kFirstBeyond) return std::nullopt;
+  return static_cast<std::int64_t>(*number);
+}
+
+template <class Parsed, class Field>
+bool assign(const std::optional<Parsed>& parsed, Field* field) {
+  if (parsed) *field = *parsed;
+  return parsed.has_value();
 }
 
 /// Whether the field takes a value of this type, which it then has.
+bool store(const ConfigValue& value, std::int64_t* field) { return assign(whole_of(value), field); }
+bool store(const ConfigValue& value, ByteField bytes) {
+  const auto* text = std::get_if<std::string>(&value);
+  return assign(text != nullptr ? parse_bytes(*text) : whole_of(value), bytes.field);
+}
+bool store(const ConfigValue& value, double* field) {
+  if (const auto* integer = std::get_if<std::int64_t>(&value)) *field = static_cast<double>(*integer);
+  else if (const auto* number = std::get_if<double>(&value)) *field = *number;
+  else return false;
+  return true;
+}
 bool store(const ConfigValue& value, SwitchOrNumber* field) {
   if (const auto* flag = std::get_if<bool>(&value)) *field = *flag;
-  else if (const auto* number = std::get_if<std::int64_t>(&value)) *field = *number;
-  else return false;
+  else return assign(whole_of(value), field);
   return true;
 }
 template <class T>
 bool store(const ConfigValue& value, T* field) {
-  if (const auto* same = std::get_if<T>(&value)) {
-    *field = *same;
-    return true;
-  }
-  if constexpr (std::is_same_v<T, double>)
-    if (const auto* integer = std::get_if<std::int64_t>(&value)) {
-      *field = static_cast<double>(*integer);
-      return true;
-    }
-  return false;
+  const auto* same = std::get_if<T>(&value);
+  if (same != nullptr) *field = *same;
+  return same != nullptr;
+}
+
+/// What a field's text means; nothing if it is no value of the field.
+std::optional<ConfigValue> read_text(std::string_view text, const std::int64_t*) { return parse_count(text); }
+std::optional<ConfigValue> read_text(std::string_view text, const double*) { return number_of(text); }
+std::optional<ConfigValue> read_text(std::string_view text, const std::string*) { return std::string(text); }
+std::optional<ConfigValue> read_text(std::string_view text, ByteField) { return parse_bytes(text); }
+std::optional<ConfigValue> read_text(std::string_view text, const bool*) {
+  return text == "true" || text == "false" ? std::optional<ConfigValue>(text == "true") : std::nullopt;
+}
+std::optional<ConfigValue> read_text(std::string_view text, const SwitchOrNumber*) {
+  const auto number = parse_count(text);
+  return number ? number : read_text(text, static_cast<const bool*>(nullptr));
 }
 
 std::string flag_name(std::string_view key) {
   std::string flag = "--" + std::string(key);
   std::replace(flag.begin(), flag.end(), '_', '-');
   return flag;
-}
-
-/// The whole of `text` as a number.
-template <class T>
-bool parse_number(std::string_view text, T& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() && !text.empty();
 }
 
 std::string quote(std::string_view text) {
@@ -80,7 +106,9 @@ std::string quote(std::string_view text) {
 
 std::optional<double> number_of(std::string_view text) {
   double value = 0;
-  return parse_number(text, value) ? std::optional(value) : std::nullopt;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool is_number = error == std::errc() && end == text.data() + text.size() && !text.empty();
+  return is_number ? std::optional(value) : std::nullopt;
 }
 
 std::string to_string(const ConfigValue& value) {
@@ -105,7 +133,7 @@ const ConfigTable::Row* ConfigTable::find(std::string_view key) const {
 }
 
 void ConfigTable::fail_unknown(std::string_view key, std::string_view where) const {
-  fail("{}: unknown key {}; did you mean {}?", where, key, nearest(key, keys()));
+  fail("{}: unknown key {}{}; --help lists all of them", where, key, did_you_mean(key, keys()));
 }
 
 void ConfigTable::fail_type(std::string_view key, std::string_view got, std::string_view where) const {
@@ -119,7 +147,7 @@ void ConfigTable::set(std::string_view key, const ConfigValue& value, std::strin
   if (row == nullptr) fail_unknown(key, where);
   if (const auto* text = std::get_if<std::string>(&value))
     check(find_invalid_utf8(*text) == std::string::npos, "{}: the value of {} is not valid UTF-8", where, key);
-  if (!std::visit([&](auto* field) { return store(value, field); }, row->target))
+  if (!std::visit([&](auto field) { return store(value, field); }, row->target))
     fail_type(key, to_string(value), where);
   given_.emplace(key);
 }
@@ -127,26 +155,9 @@ void ConfigTable::set(std::string_view key, const ConfigValue& value, std::strin
 void ConfigTable::set_text(std::string_view key, std::string_view text, std::string_view where) {
   const Row* row = find(key);
   if (row == nullptr) fail_unknown(key, where);
-  const auto parse = [&](auto* field) {
-    using Field = std::remove_reference_t<decltype(*field)>;
-    if constexpr (std::is_same_v<Field, std::string>) {
-      set(key, std::string(text), where);
-    } else if constexpr (std::is_same_v<Field, bool>) {
-      if (text != "true" && text != "false") fail_type(key, quote(text), where);
-      *field = text == "true";
-    } else if constexpr (std::is_same_v<Field, SwitchOrNumber>) {
-      std::int64_t number = 0;
-      if (parse_number(text, number)) *field = number;
-      else if (text == "true" || text == "false") *field = text == "true";
-      else fail_type(key, quote(text), where);
-    } else {
-      Field value{};
-      if (!parse_number(text, value)) fail_type(key, quote(text), where);
-      *field = value;
-    }
-  };
-  std::visit(parse, row->target);
-  given_.emplace(key);
+  const auto value = std::visit([&](auto field) { return read_text(text, field); }, row->target);
+  if (!value) fail_type(key, quote(text), where);
+  set(key, *value, where);
 }
 
 bool ConfigTable::has_section(std::string_view name) const {
@@ -163,8 +174,7 @@ bool ConfigTable::is_switch(std::string_view key) const {
 bool ConfigTable::is_switch_value(std::string_view key, std::string_view text) const {
   const Row* row = find(key);
   const bool takes_number = row != nullptr && std::holds_alternative<SwitchOrNumber*>(row->target);
-  std::int64_t number = 0;
-  return text == "true" || text == "false" || (takes_number && parse_number(text, number));
+  return text == "true" || text == "false" || (takes_number && parse_count(text));
 }
 
 std::vector<std::string> ConfigTable::keys() const {
@@ -205,17 +215,21 @@ std::string ConfigTable::to_toml() const {
 
 std::string ConfigTable::help() const {
   std::string text;
+  bool has_bytes = false;
   for (const Row& row : rows_) {
     const std::string flag = flag_name(row.key) + std::string(kPlaceholder[row.target.index()]);
     text += fmt::format("  {:<40} {} (default {})\n", flag, row.doc, to_string(row.initial));
+    has_bytes = has_bytes || std::holds_alternative<ByteField>(row.target);
   }
+  if (has_bytes) text += fmt::format("\n{}.\n", kByteUnits);
   return text;
 }
 
 namespace {
 std::string hint(std::string_view key, const ConfigTable& table) {
   const std::vector<std::string> keys = table.keys();
-  return keys.empty() ? "there are none here" : fmt::format("did you mean {}?", flag_name(nearest(key, keys)));
+  if (const auto name = nearest(key, keys)) return fmt::format("did you mean {}?", flag_name(*name));
+  return keys.empty() ? "there are none here" : "--help lists all of them";
 }
 }  // namespace
 

@@ -18,8 +18,13 @@ namespace sherd {
 /// A switch that may have a number instead: `true`, `false` or `2`.
 using SwitchOrNumber = std::variant<bool, std::int64_t>;
 
+/// A field that counts bytes: its text may have a unit, as "8GB" (runtime/tensor/quantity.h).
+struct ByteField {
+  std::int64_t* field;
+};
+
 using ConfigValue = std::variant<std::int64_t, double, bool, std::string>;
-using ConfigTarget = std::variant<std::int64_t*, double*, bool*, std::string*, SwitchOrNumber*>;
+using ConfigTarget = std::variant<std::int64_t*, double*, bool*, std::string*, SwitchOrNumber*, ByteField>;
 
 /// Whether a key decides the numbers of a run (its recipe), only how they are rounded, in sums of other parts or on
 /// another device, or only where, when and how fast it runs.
@@ -30,8 +35,9 @@ class ConfigTable {
   /// Binds `key` ("steps", "model.layers") to a field, whose present value is the default.
   void add(std::string key, ConfigTarget target, std::string doc, KeyRole role = KeyRole::recipe);
 
-  /// Sets a field. `where` ("a.toml:3", "--steps") starts the message of an error: the key is unknown (names the
-  /// nearest valid one), the value has another type (names key, expected and got). Integers serve as doubles.
+  /// Sets a field. `where` ("a.toml:3", "--steps") starts the message of an error: the key is unknown (names the one
+  /// that it resembles), the value has another type (names key, expected and got). Integers serve as doubles, whole
+  /// doubles as integers, and text with a unit as a number of bytes.
   void set(std::string_view key, const ConfigValue& value, std::string_view where);
   /// The same from text, read as the field's type.
   void set_text(std::string_view key, std::string_view text, std::string_view where);
@@ -69,7 +75,7 @@ class ConfigTable {
   std::set<std::string, std::less<>> given_;
 };
 
-/// The whole of `text` as a number.
+/// Reads a number from all of `text`.
 std::optional<double> number_of(std::string_view text);
 
 /// "4", "0.001", "true", "\"text\"": as TOML spells it.
@@ -87,8 +93,8 @@ struct CommandLine {
 };
 
 /// Splits `--key value`, `--key=value`, `--switch`, `--switch false`; dashes in a flag stand for the key's underscores,
-/// and "--" ends the flags. Throws ExitError of kUsage for an unknown flag (naming the nearest) or a missing value.
-/// Sets nothing.
+/// and "--" ends the flags. Throws ExitError of kUsage for an unknown flag (naming the one it resembles) or a missing
+/// value. Sets nothing.
 CommandLine parse_command_line(const ConfigTable& table, std::span<const std::string_view> args);
 /// Throws ExitError of kUsage, with the message of ConfigTable::set().
 void apply_flags(ConfigTable& table, const CommandLine& line);

@@ -6,7 +6,8 @@
 #include <cmath>
 
 #include "runtime/tensor/nearest.h"
-#include "tools/train/flags.h"
+#include "runtime/tensor/quantity.h"
+#include "tools/train/config.h"
 
 namespace sherd {
 
@@ -20,8 +21,8 @@ constexpr const char* kExample = "for example dp=2,tp=2, slowest first";
 /// `key` and `whole` name the setting that names the axis.
 void check_axis(const std::string& name, std::string_view key, std::string_view whole) {
   check(std::find(kAxes.begin(), kAxes.end(), name) != kAxes.end(),
-        "{} = \"{}\": there is no axis \"{}\" (did you mean \"{}\"?); the axes are {}", key, whole, name,
-        nearest(name, kAxes), fmt::join(kAxes, ", "));
+        "{} = \"{}\": there is no axis \"{}\"{}; the axes are {}", key, whole, name, did_you_mean(name, kAxes),
+        fmt::join(kAxes, ", "));
 }
 
 DeviceMesh::Axis parse_axis(std::string_view text, std::string_view whole) {
@@ -45,10 +46,10 @@ AxisLink parse_link(std::string_view text, std::string_view whole) {
     text.remove_prefix(equals + 1);
   }
   const std::size_t comma = text.find(',');
-  const std::optional<double> rate = number_of(text.substr(0, comma));
+  const std::optional<double> rate = parse_byte_rate(text.substr(0, comma));
   const std::optional<double> latency = comma == text.npos ? std::nullopt : number_of(text.substr(comma + 1));
   check(rate && latency && std::isfinite(*rate) && *rate > 0 && *latency >= 0 && *latency < 1e6,
-        "link must be BYTES_PER_S,SECONDS with a positive rate and a latency of at least 0, for example 1e9,20e-6, or "
+        "link must be BYTES_PER_S,SECONDS with a positive rate and a latency of at least 0, as 1e9,20e-6 or 10GB,0, or "
         "one of each axis, dp=2e9,0;replicate=2e8,0; got \"{}\"",
         whole);
   link.shape = {*rate, *latency};
@@ -64,6 +65,13 @@ bool has(const Axes& axes, std::string_view name) { return position(axes, name) 
 
 DeviceMesh data_slice(const DeviceMesh& root) {
   return root.has_axis("replicate") ? root.slice({"replicate", "dp"}) : root["dp"];
+}
+
+/// The most ranks with data of their own, below `data_ranks`, that the batch divides into: "2 ranks".
+std::string ranks_that_divide(const TrainConfig& config, std::int64_t data_ranks) {
+  std::int64_t ranks = std::max<std::int64_t>(data_ranks - 1, 1);
+  while (ranks > 1 && config.batch % (ranks * config.accumulate) != 0) --ranks;
+  return fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s");
 }
 
 std::optional<DeviceMesh> slice_if(const DeviceMesh& root, const std::string& name) {
@@ -89,18 +97,22 @@ Axes parse_mesh(std::string_view text, int ranks) {
   return axes;
 }
 
-Axes mesh_of(std::string_view text, int ranks) {
-  const Axes axes = parse_mesh(text, ranks);
+std::int64_t count_ranks(std::string_view text, int ranks) {
+  constexpr std::int64_t kMost = std::int64_t{1}
+                                 << 31;  // more are as impossible, and a product of three would overflow
   std::int64_t product = 1;
-  for (const DeviceMesh::Axis& axis : axes) {
-    product *= axis.size;
-    check(product <= ranks, "mesh = \"{}\" needs more ranks than the {} there are", text, ranks);
-  }
-  check(product == ranks,
-        "mesh = \"{}\" is for {} rank{}, this run has {}; the product of the sizes must be the number "
-        "of ranks",
-        text, product, product == 1 ? "" : "s", ranks);
-  return axes;
+  for (const DeviceMesh::Axis& axis : parse_mesh(text, ranks)) product = std::min(product * axis.size, kMost);
+  return product;
+}
+
+Axes mesh_of(std::string_view text, int ranks) {
+  const std::int64_t wanted = count_ranks(text, ranks);
+  check(
+      wanted == ranks,
+      "mesh = \"{}\" is for {} rank{}, this run has {}; start {} (sherd run -n {} -- ...), or pass --mesh \"\" for dp "
+      "over the ranks there are",
+      text, wanted, wanted == 1 ? "" : "s", ranks, wanted, wanted);
+  return parse_mesh(text, ranks);
 }
 
 std::string mesh_with_replicas(std::string_view text, int ranks, int hosts, std::string_view strategy) {
@@ -116,11 +128,8 @@ std::string mesh_with_replicas(std::string_view text, int ranks, int hosts, std:
         "strategy = {} on {} hosts: mesh = \"{}\" has another axis before dp, so it must say where replicate comes",
         strategy, hosts, text);
   std::string result = fmt::format("replicate={}", hosts);
-  std::int64_t of_a_host = 1;
-  for (const DeviceMesh::Axis& axis : axes) {
-    result += fmt::format(",{}={}", axis.name, axis.size);
-    of_a_host = std::min(of_a_host * axis.size, std::int64_t{1} << 31);
-  }
+  for (const DeviceMesh::Axis& axis : axes) result += fmt::format(",{}={}", axis.name, axis.size);
+  const std::int64_t of_a_host = count_ranks(text, ranks / hosts);
   check(of_a_host == ranks / hosts,
         "strategy = {} on {} hosts of {} ranks: mesh = \"{}\" names no replicate, so it is that of one host, and it is "
         "for {} ranks",
@@ -137,8 +146,12 @@ int count_data_ranks(const Axes& axes) {
 
 std::int64_t local_batch(const TrainConfig& config, std::int64_t data_ranks) {
   const std::int64_t parts = data_ranks * config.accumulate;
-  check(config.batch % parts == 0,
-        "batch = {} does not divide into {} ranks x {} micro-batches; make it a multiple of {}", config.batch,
+  const bool divides = config.batch % parts == 0;
+  check(divides || config.resume.empty(),
+        "batch = {} does not divide into {} ranks x {} micro-batches, and a resume keeps the batch; go on with {}, or "
+        "give the others to tp, as --mesh dp=1,tp={}",
+        config.batch, data_ranks, config.accumulate, ranks_that_divide(config, data_ranks), data_ranks);
+  check(divides, "batch = {} does not divide into {} ranks x {} micro-batches; make it a multiple of {}", config.batch,
         data_ranks, config.accumulate, parts);
   return config.batch / data_ranks;
 }

@@ -20,7 +20,9 @@ struct TrainConfig;
 /// "replicate=2,dp=2,tp=2", slowest axis first; "" is dp over all of `ranks`. dp comes in with size 1 where it is not
 /// named. Throws Error for other text, unknown or repeated axes, replicate anywhere but right before dp.
 std::vector<DeviceMesh::Axis> parse_mesh(std::string_view text, int ranks);
-/// As parse_mesh(); Error naming both unless the axes' product is `ranks`.
+/// The ranks that such a mesh is for: the product of its sizes, `ranks` for "".
+std::int64_t count_ranks(std::string_view text, int ranks);
+/// As parse_mesh(); Error naming both numbers and the ways out unless count_ranks() is `ranks`.
 std::vector<DeviceMesh::Axis> mesh_of(std::string_view text, int ranks);
 /// The text of a mesh for a strategy that has replicas of its shards, on `ranks` ranks of `hosts` hosts, numbered host
 /// by host: `text` if it names replicate; else replicate over the hosts, and the axes of `text` within a host, "" being

@@ -61,9 +61,8 @@ constexpr int kMostRanks = 64;
 // About 4.8 million parameters: enough for units of megabytes, little enough for about a minute on two cores.
 void take_small_model(const std::string& name, TrainConfig& config) {
   const std::vector<std::string> names{"gpt", "llama"};
-  check_usage(std::ranges::find(names, name) != names.end(),
-              "there is no model \"{}\" to walk; did you mean {}? there are {}", name, nearest(name, names),
-              fmt::join(names, " and "));
+  check_usage(std::ranges::find(names, name) != names.end(), "there is no model \"{}\" to walk{}; there are {}", name,
+              did_you_mean(name, names), fmt::join(names, " and "));
   config.model = {.style = name == "llama" ? "llama" : "gpt2",
                   .layers = 6,
                   .heads = 4,
@@ -114,8 +113,9 @@ std::vector<RowPlan> chosen(std::vector<RowPlan> plans, const std::string& prefi
   for (const auto part : std::views::split(prefixes, ',')) {
     const std::string prefix(part.begin(), part.end());
     const auto matches = [&prefix](const RowPlan& plan) { return plan.name.starts_with(prefix); };
-    check_usage(std::ranges::any_of(plans, matches), "--only: no row is called \"{}\"; did you mean \"{}\"?", prefix,
-                nearest(prefix, names));
+    check_usage(std::ranges::any_of(plans, matches),
+                "--only: no row's name starts with \"{}\"{}; without --only all are shown", prefix,
+                did_you_mean(prefix, names));
     for (std::size_t i = 1; i < plans.size(); ++i) {
       const bool is_new = std::ranges::find(result, plans[i].name, &RowPlan::name) == result.end();
       if (matches(plans[i]) && is_new) result.push_back(plans[i]);

@@ -68,7 +68,7 @@ UnitPolicy strategy(std::string_view name) {
     if (preset.reshards) policy.reshard_after_forward = ReshardAfterForward(*preset.reshards);
     return policy;
   }
-  fail("there is no strategy \"{}\" (did you mean \"{}\"?); there are {}", name, nearest(name, strategy_names()),
+  fail("there is no strategy \"{}\"{}; there are {}", name, did_you_mean(name, strategy_names()),
        fmt::join(strategy_names(), ", "));
 }
 

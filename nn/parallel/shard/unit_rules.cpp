@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <cmath>
 #include <map>
 #include <optional>
 #include <set>
@@ -14,6 +12,7 @@
 #include "nn/parallel/shard/unit_members.h"
 #include "nn/parallel/shard/unit_plan.h"
 #include "runtime/tensor/nearest.h"
+#include "runtime/tensor/quantity.h"
 
 namespace sherd::nn {
 
@@ -217,16 +216,17 @@ UnitRule units_of_modules(std::vector<UnitModules> units) {
 
 namespace {
 
-// The number in a rule's name, as 32e6 in "bytes=32e6"; nothing if the name is another rule's.
-std::optional<std::int64_t> number_in(std::string_view name, std::string_view rule) {
+using Parse = std::optional<std::int64_t> (*)(std::string_view);
+
+// The number in a rule's name, as 32MB in "bytes=32MB"; nothing if the name is another rule's.
+std::optional<std::int64_t> number_in(std::string_view name, std::string_view rule, Parse parse,
+                                      std::string_view example) {
   if (!name.starts_with(rule)) return std::nullopt;
-  const std::string_view text = name.substr(rule.size());
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool is_number = error == std::errc() && end == text.data() + text.size();
-  check(is_number && number >= 1 && number <= 1e15 && number == std::floor(number),
-        "units \"{}\": {} takes a whole number from 1, as {}32e6", name, rule, rule);
-  return static_cast<std::int64_t>(number);
+  constexpr std::int64_t kMost = 1'000'000'000'000'000;
+  const std::optional<std::int64_t> number = parse(name.substr(rule.size()));
+  check(number && *number >= 1 && *number <= kMost, "units \"{}\": {} takes a whole number from 1, as {}", name, rule,
+        example);
+  return number;
 }
 
 }  // namespace
@@ -235,11 +235,12 @@ UnitRule units_by(std::string_view name) {
   if (name == "block") return units_by_block("block", false);
   if (name == "fine") return units_by_block("fine", true);
   if (name == "coarse") return {"coarse", [](Module&, const FullyShardOptions&) { return std::vector<UnitModules>(); }};
-  if (const auto count = number_in(name, "parameters=")) return units_of_parameters(*count);
-  if (const auto bytes = number_in(name, "bytes=")) return units_of_bytes(*bytes);
+  if (const auto count = number_in(name, "parameters=", parse_count, "parameters=32e6"))
+    return units_of_parameters(*count);
+  if (const auto bytes = number_in(name, "bytes=", parse_bytes, "bytes=32e6, bytes=32MB or bytes=32MiB"))
+    return units_of_bytes(*bytes);
   const std::array<std::string, 5> names{"coarse", "block", "fine", "parameters=N", "bytes=N"};
-  fail("no rule \"{}\" makes units; did you mean \"{}\"? There are {}", name, nearest(name, names),
-       fmt::join(names, ", "));
+  fail("no rule \"{}\" makes units{}; there are {}", name, did_you_mean(name, names), fmt::join(names, ", "));
 }
 
 std::vector<UnitHandle> shard_units(Module& model, const DeviceMesh& mesh, const UnitRule& rule,

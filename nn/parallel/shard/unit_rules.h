@@ -46,8 +46,8 @@ UnitRule units_of_modules(std::vector<UnitModules> units);
 ///   coarse  the model is one unit: fewest launches, all of it is gathered at a time
 ///   block   a unit per block, the modules in the model's lists
 ///   fine    a unit per module of a block that holds a matrix (attention, MLP), what is left of a block is one more
-///   parameters=N, bytes=N  units_of_parameters(N), units_of_bytes(N): bytes=32e6
-/// Error that names the nearest one for other names. Error when applied: block or fine of a model without a list.
+///   parameters=N, bytes=N  units_of_parameters(N), units_of_bytes(N): bytes=32e6, bytes=32MB
+/// Error that names all of them for other names. Error when applied: block or fine of a model without a list.
 UnitRule units_by(std::string_view name);
 
 /// fully_shard() on what `rule` finds, then on the model, with the same options; but reshard_after_forward is that of

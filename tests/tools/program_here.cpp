@@ -1,0 +1,74 @@
+#include "tests/tools/program_here.h"
+
+#include <csignal>
+#include <cstdio>
+
+#include <unistd.h>
+
+#include "runtime/exec/context.h"
+#include "runtime/tensor/error.h"
+#include "tools/cli/commands.h"
+
+namespace sherd::testing {
+
+namespace {
+
+/// What is written to a stream while one lives goes into a nameless file.
+class CaughtStream {
+ public:
+  explicit CaughtStream(std::FILE* stream) : stream_(stream), file_(std::tmpfile()) {
+    check(file_ != nullptr, "no temporary file to catch output in");
+    std::fflush(stream_);
+    saved_ = ::dup(::fileno(stream_));
+    ::dup2(::fileno(file_), ::fileno(stream_));
+  }
+  ~CaughtStream() {
+    std::fflush(stream_);
+    ::dup2(saved_, ::fileno(stream_));
+    ::close(saved_);
+    std::fclose(file_);
+  }
+  CaughtStream(const CaughtStream&) = delete;
+  CaughtStream& operator=(const CaughtStream&) = delete;
+  std::string text() const {
+    std::fflush(stream_);
+    std::string text(static_cast<std::size_t>(::lseek(::fileno(file_), 0, SEEK_END)), '\0');
+    const auto got = ::pread(::fileno(file_), text.data(), text.size(), 0);
+    text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+    return text;
+  }
+
+ private:
+  std::FILE* stream_;
+  std::FILE* file_;
+  int saved_ = -1;
+};
+
+class KeptSignal {
+ public:
+  explicit KeptSignal(int signal) : signal_(signal) { ::sigaction(signal_, nullptr, &before_); }
+  ~KeptSignal() { ::sigaction(signal_, &before_, nullptr); }
+  KeptSignal(const KeptSignal&) = delete;
+  KeptSignal& operator=(const KeptSignal&) = delete;
+
+ private:
+  int signal_;
+  struct sigaction before_{};
+};
+
+}  // namespace
+
+ProgramEnd sherd_here(const std::vector<std::string>& words) {
+  const KeptSignal save(SIGUSR1), pipe(SIGPIPE);
+  const CaughtStream out(stdout), err(stderr);
+  ProgramEnd end;
+  {
+    RankScope scope;  // a world of its own
+    end.status = run_sherd(std::vector<std::string_view>(words.begin(), words.end()));
+  }
+  end.out = out.text();
+  end.err = err.text();
+  return end;
+}
+
+}  // namespace sherd::testing

@@ -1,0 +1,184 @@
+#include "tools/cli/ckpt_show.h"
+
+#include <algorithm>
+#include <cctype>
+#include <ctime>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <sys/stat.h>
+
+#include <nlohmann/json.hpp>
+
+#include "nn/data/vocabulary.h"
+#include "runtime/memory/accounting.h"
+#include "tools/train/config.h"
+
+namespace sherd {
+
+namespace {
+
+using nlohmann::ordered_json;
+
+/// One tensor, whoever holds its pieces.
+struct SavedTensor {
+  PieceEntry first;  // dtype and shape are those of all
+  int pieces = 0;
+  std::int64_t bytes = 0;
+};
+/// By kind and name.
+using SavedTensors = std::map<std::pair<std::string, std::string>, SavedTensor>;
+
+SavedTensors tensors_of(const Manifest& manifest) {
+  SavedTensors tensors;
+  for (const PieceEntry& piece : manifest.pieces) {
+    SavedTensor& tensor = tensors[{piece.kind, piece.name}];
+    if (tensor.pieces++ == 0) tensor.first = piece;
+    tensor.bytes += piece.bytes;
+  }
+  return tensors;
+}
+
+std::int64_t elements_of(const SavedTensor& tensor) {
+  std::int64_t count = 1;
+  for (const std::int64_t size : tensor.first.shape) count *= size;
+  return count;
+}
+
+/// Tensors that are counted together.
+struct Sum {
+  std::set<std::string> dtypes;
+  std::int64_t tensors = 0, elements = 0, bytes = 0;
+  void add(const SavedTensor& tensor) {
+    dtypes.insert(std::string(name(tensor.first.dtype)));
+    ++tensors;
+    elements += elements_of(tensor);
+    bytes += tensor.bytes;
+  }
+};
+
+/// "blocks.3.attn.wq.weight" as "blocks.*.attn.wq.weight".
+std::string without_numbers(const std::string& name) {
+  std::string result;
+  for (std::size_t start = 0; start <= name.size();) {
+    const std::size_t end = std::min(name.find('.', start), name.size());
+    const std::string part = name.substr(start, end - start);
+    const bool is_number = !part.empty() && std::ranges::all_of(part, [](unsigned char c) { return std::isdigit(c); });
+    result += fmt::format("{}{}", start == 0 ? "" : ".", is_number ? "*" : part);
+    start = end + 1;
+  }
+  return result;
+}
+
+std::string line(std::string_view what, const std::string& text) { return fmt::format("{:<10}{}\n", what, text); }
+
+std::string model_text(const TrainConfig::Model& m, std::int64_t parameters) {
+  const std::string kv = m.kv_heads == m.heads ? "" : fmt::format(" ({} of keys and values)", m.kv_heads);
+  return fmt::format("{}: {} layers, {} heads{}, width {}, hidden {}, sequence {}; {} parameters", m.style, m.layers,
+                     m.heads, kv, m.width, m.hidden, m.sequence, parameters);
+}
+
+std::string training_text(const TrainConfig& c) {
+  const TrainConfig::Optimizer& o = c.optimizer;
+  return fmt::format("batch {}{}, seed {}, lr {:.6g} to {:.6g} (warmup {}, decay to step {}), param_dtype {}", c.batch,
+                     c.accumulate == 1 ? "" : fmt::format(" in {} micro-batches", c.accumulate), c.seed, o.lr, o.min_lr,
+                     o.warmup, o.decay_steps, c.param_dtype);
+}
+
+/// What the config of `sherd train` says; of another program's save it is said that there is none.
+std::string run_lines(const Manifest& manifest, std::int64_t parameters) {
+  const std::string ranks = fmt::format("{}", manifest.world_size);
+  try {
+    const TrainConfig c = train_config_from_toml(manifest.config, "its config");
+    const Vocabulary vocabulary = Vocabulary::from_text(manifest.vocabulary);
+    return line("run", fmt::format("{}, step {} of {}", manifest.run, manifest.step, c.steps)) +
+           line("ranks", fmt::format("{}, mesh {}, {}", ranks, c.mesh.empty() ? "dp over all" : c.mesh,
+                                     c.fully_shard ? "strategy " + c.strategy : "not sharded")) +
+           line("model", model_text(c.model, parameters)) +
+           line("text", fmt::format("{} ({} tokens) of {}", name(vocabulary.kind()), vocabulary.size(),
+                                    c.data.empty() ? "no data" : c.data)) +
+           line("training", training_text(c));
+  } catch (const Error& error) {
+    return line("run", fmt::format("{}, step {}", manifest.run, manifest.step)) + line("ranks", ranks) +
+           line("model", fmt::format("{} parameters", parameters)) +
+           line("config", fmt::format("none of sherd train: {}", error.message()));
+  }
+}
+
+/// What a resume goes on with besides tensors, but for the fingerprints that it compares.
+std::string state_text(const Manifest& manifest) {
+  std::vector<std::string> parts;
+  for (const char* key : {"skipped_steps", "skipped_batches"})
+    if (const auto found = manifest.state.find(key); found != manifest.state.end())
+      parts.push_back(std::visit([key](const auto& v) { return fmt::format("{} {}", key, v); }, found->second));
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+}  // namespace
+
+std::string save_page(const CheckpointReader& save) {
+  const Manifest& manifest = save.manifest();
+  std::map<std::string, Sum> kinds, parameters;
+  std::set<std::string> files;
+  Sum all;
+  for (const PieceEntry& piece : manifest.pieces) files.insert(piece.file);
+  for (const auto& [id, tensor] : tensors_of(manifest)) {
+    kinds[id.first].add(tensor);
+    all.add(tensor);
+    if (id.first != "param") continue;
+    parameters[fmt::format("{:<40}{}{}", without_numbers(id.second), name(tensor.first.dtype), tensor.first.shape)].add(
+        tensor);
+  }
+  std::string text = line("save", fmt::format("{}, {} old", save.dir(), age_text(age_of_save(save.dir()))));
+  text += run_lines(manifest, kinds["param"].elements);
+  text += line("files", fmt::format("{}, {} of {} tensors", files.size(), format_bytes(all.bytes), all.tensors));
+  if (const std::string state = state_text(manifest); !state.empty()) text += line("state", state);
+  text += fmt::format("\n{:<16}{:>8}{:>14}{:>12}  {}\n", "kind", "tensors", "elements", "bytes", "dtype");
+  for (const auto& [kind, sum] : kinds)
+    text += fmt::format("{:<16}{:>8}{:>14}{:>12}  {}\n", kind, sum.tensors, sum.elements, format_bytes(sum.bytes),
+                        fmt::join(sum.dtypes, ", "));
+  text += fmt::format("\n{:<60}{:>8}{:>12}\n", "parameter", "tensors", "bytes");
+  for (const auto& [tensor, sum] : parameters)
+    text += fmt::format("{:<60}{:>8}{:>12}\n", tensor, sum.tensors, format_bytes(sum.bytes));
+  return text + "\nWith --json: every tensor, the whole config, the state.\n";
+}
+
+std::string save_json(const CheckpointReader& save) {
+  const Manifest& manifest = save.manifest();
+  ordered_json list = ordered_json::array();
+  for (const auto& [id, t] : tensors_of(manifest))
+    list.push_back({{"kind", id.first},
+                    {"name", id.second},
+                    {"dtype", name(t.first.dtype)},
+                    {"shape", std::vector<std::int64_t>(t.first.shape.begin(), t.first.shape.end())},
+                    {"pieces", t.pieces},
+                    {"bytes", t.bytes}});
+  ordered_json state = ordered_json::object();
+  for (const auto& [key, value] : manifest.state) std::visit([&, &key = key](const auto& v) { state[key] = v; }, value);
+  return ordered_json{{"folder", save.dir()},
+                      {"step", manifest.step},
+                      {"ranks", manifest.world_size},
+                      {"run", manifest.run},
+                      {"vocabulary", manifest.vocabulary},
+                      {"state", state},
+                      {"config", manifest.config},
+                      {"tensors", list}}
+             .dump(2) +
+         "\n";
+}
+
+std::int64_t age_of_save(const std::string& folder) {
+  struct stat status{};
+  if (::stat((folder + "/manifest.json").c_str(), &status) != 0) return 0;
+  return std::max<std::int64_t>(0, ::time(nullptr) - status.st_mtime);
+}
+
+std::string age_text(std::int64_t seconds) {
+  if (seconds < 120) return fmt::format("{} s", seconds);
+  if (seconds < 7200) return fmt::format("{} min", seconds / 60);
+  return seconds < 2 * 86400 ? fmt::format("{} h", seconds / 3600) : fmt::format("{} days", seconds / 86400);
+}
+
+}  // namespace sherd
