@@ -143,6 +143,9 @@ class Module {
   /// any layout and any number of ranks the same seed gives the same bits: they are drawn on the host. Parameters that
   /// have values keep them, and their device.
   void materialize(Seed seed = {}, Device device = Device::cpu());
+  /// The same memory without the draws, for values that are loaded next. Until they are, by a load or by materialize(),
+  /// a parameter is torn: no optimizer updates it, no save takes it.
+  void allocate(Device device = Device::cpu());
   /// Gives all floating-point parameters and buffers of the subtree another dtype: values are rounded once, those on
   /// meta are drawn in it. For wrapped modules too, before their first forward; before an optimizer is made. Local.
   /// Error if `dtype` is not floating-point, a parameter has a gradient, a wrapped module ran already, or a parameter
@@ -204,6 +207,8 @@ class Module {
  private:
   void adopt(std::string name, std::unique_ptr<Module> child);
   void rename_below();
+  /// Calls `then` for each parameter that has no values, as soon as it has bytes.
+  void give_memory(Device device, const std::function<void(Parameter&)>& then);
   void check_parameter_name(const std::string& name) const;
 
   std::string name_;
@@ -245,7 +250,7 @@ auto Module::run_hooked(Fn&& fn, Args&&... args) {
 /// reshards, casts and styles apply, and backward finds its way: `call_hooked(model.encoder, &Encoder::embed, ids)`. A
 /// module without hooks is called as it is.
 template <class M, class Method, class... Args>
-requires std::derived_from<M, Module> && std::is_member_function_pointer_v<Method>
+  requires std::derived_from<M, Module> && std::is_member_function_pointer_v<Method>
 auto call_hooked(M& module, Method method, Args&&... args) {
   const auto call = [&module, method](auto&&... in) { return (module.*method)(std::forward<decltype(in)>(in)...); };
   return module.run_hooked(call, std::forward<Args>(args)...);

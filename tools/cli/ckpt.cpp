@@ -202,7 +202,7 @@ int run_convert(const Words& words, bool) {
   const FolderLock lock(words[1], fmt::format("sherd ckpt convert (process {})", ::getpid()));
   check(list_saves(words[1]).empty(), "\"{}\" holds saves already; convert into another folder", words[1]);
   const auto model = nn::make_language_model(weights.config());
-  model->materialize();
+  model->allocate();
   weights.load(*model);
   TrainConfig config;
   config.model = weights.model();

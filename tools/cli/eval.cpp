@@ -56,7 +56,7 @@ std::unique_ptr<nn::LanguageModel> make_loaded(const Weights& weights, Device de
     for (nn::Module* block : model->blocks()) nn::fully_shard(*block, mesh);
     nn::fully_shard(*model, mesh);
   }
-  model->materialize({}, device);
+  model->allocate(device);
   together(*group, [&] { weights.load(*model); });
   model->train(false);
   return model;

@@ -191,7 +191,9 @@ void Trainer::build() {
     memory_log_.emplace(
         memory, [this](MemoryPicture& picture) { nn::name_by_slots(picture, step_ ? &step_->model() : nullptr); });
   try {
-    step_.emplace(config_, *mesh_, device_, data_->vocabulary().size(), TrainStepOptions{.agrees = place_.has_value()});
+    const bool is_loaded = initial_ || resumed_ || (place_ && place_->goes_on);
+    step_.emplace(config_, *mesh_, device_, data_->vocabulary().size(),
+                  TrainStepOptions{.agrees = place_.has_value(), .draws = !is_loaded});
   } catch (OutOfMemory& error) {
     explain(error);
     throw;

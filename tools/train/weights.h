@@ -28,7 +28,7 @@ class Weights {
   /// Null for a checkpoint.
   const nn::HuggingFaceWeights* huggingface() const { return huggingface_ ? &*huggingface_ : nullptr; }
 
-  /// Fills a materialised model of config(), each rank its own rows. Local: wrap in together().
+  /// Fills an allocated model of config(), each rank its own rows. Local: wrap in together().
   void load(nn::LanguageModel& model) const;
   /// Error unless a model of `section` is this one; names the first key that differs and both values. Keys that matter
   /// to training only may differ.
