@@ -2,6 +2,8 @@
 // has learnt, unless it is asked for. Oracle of losses: the validation of a Trainer.
 #include "tools/train/run_text.h"
 
+#include <regex>
+
 #include "runtime/comm/group/host_group.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/source_path.h"
@@ -105,6 +107,84 @@ TEST(MeaningOfIds, IsSaidWhereTheModelIsNotOfTheDataAlone) {
   const TrainConfig::Model fresh, tuned{.vocabulary = 49152};
   EXPECT_EQ(meaning_of_ids(fresh, Vocabulary::bytes()), "");
   EXPECT_EQ(meaning_of_ids(tuned, Vocabulary::bytes()), "ids 0..255 are the text's bytes, the model knows 49152");
+}
+
+// ---- sherd eval --data ----
+
+class EvalText : public RunText {
+ protected:
+  ProgramEnd eval(int ranks, const Words& words) const {
+    Words command;
+    if (ranks > 1) command = {"run", "-n", std::to_string(ranks), "--", SHERD_PROGRAM};
+    command.emplace_back("eval");
+    command.insert(command.end(), words.begin(), words.end());
+    return sherd(command);
+  }
+  /// What was printed: the loss, and what it is over.
+  static std::pair<double, std::string> printed(const ProgramEnd& end) {
+    EXPECT_EQ(end.status, kDone) << end.err;
+    std::smatch match;
+    const bool found = std::regex_match(end.out, match, std::regex(R"((?:\[0\] )?loss (\d+\.\d+)( over .*)\n)"));
+    EXPECT_TRUE(found) << end.out;
+    return found ? std::pair(std::stod(match[1]), match[2].str()) : std::pair(0.0, std::string());
+  }
+};
+
+TEST_F(EvalText, IsTheLossOfAValidationOnAnyNumberOfRanks) {
+  std::string long_text;
+  for (int i = 0; i < 10; ++i) long_text += tiny_text();
+  for (const char* vocabulary : {"chars", "bytes"}) {
+    chars_.vocabulary = vocabulary;
+    TrainConfig same = init_from(save_of(chars_, vocabulary));
+    same.data = dir_.write("long.txt", long_text);
+    same.eval_batches = 0;
+    double expected = 0;
+    std::int64_t begin = 0;
+    run_ranks(1, [&](const Group& group) {
+      Trainer trainer(same, group);
+      expected = trainer.evaluate();
+      begin = trainer.data().num_train();
+    });
+    // Its validation part: 400 windows and 2 characters, of which an evaluation makes two batches.
+    const std::string part = dir_.write("part.txt", long_text.substr(static_cast<std::size_t>(begin)));
+    const auto [loss, over] = printed(eval(1, {same.init_from, "--data", part}));
+    EXPECT_NEAR(loss, expected, 1e-6) << vocabulary;
+    EXPECT_EQ(over, " over 4800 of 4803 tokens, in windows of 12");
+    EXPECT_EQ(printed(eval(3, {same.init_from, "--data", part})).first, loss);
+  }
+}
+
+TEST_F(EvalText, AShortTextIsOneWindow) {
+  const std::string save = save_of(chars_, "save");
+  EXPECT_EQ(printed(eval(2, {save, "--data", dir_.write("short.txt", "the fox")})).second,
+            " over 6 of 7 tokens, in windows of 6");
+}
+
+TEST_F(EvalText, WrongCallsAreNamed) {
+  const std::string save = save_of(chars_, "save"), gz = dir_.write("t.gz", "\x1F\x8B\x08");
+  struct Call {
+    Words words;
+    int status;
+    Words parts;
+  };
+  const Call calls[] = {
+      {{save}, kUsage, {"needs one of --tokens FILE", "--data TEXT"}},
+      {{save, "--tokens", data_, "--data", data_}, kUsage, {"needs only one of --tokens FILE", "--data TEXT"}},
+      {{save, "--data", data_, "--logits", "x"}, kUsage, {"--logits goes with --tokens"}},
+      {{save, "--data", data_, "--vocabulary", "words"}, kUsage, {"\"words\"", "bytes and chars"}},
+      {{save, "--tokens", data_}, kFailed, {"--tokens", data_ + "\" is not a safetensors file", "--data"}},
+      {{save, "--data", gz}, kFailed, {"t.gz\" is gzip", "gunzip"}},
+      {{save, "--data", data_, "--vocabulary", "bytes"}, kFailed, {"--vocabulary bytes", save, "chars"}},
+      {{save, "--data", dir_.write("other.txt", "fox#")}, kFailed, {"other.txt", "'#'", "29 characters"}},
+      {{save, "--data", dir_.write("one.txt", "f")}, kFailed, {"--data", "one.txt", "1 token"}},
+      {{gpt2_, "--data", data_}, kFailed, {"--data", gpt2_, "Hugging Face", "--tokens"}},
+  };
+  for (const Call& call : calls) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(call.words, " ")));
+    const ProgramEnd end = eval(1, call.words);
+    EXPECT_EQ(end.status, call.status);
+    for (const std::string& part : call.parts) expect_within(end.err, {part});
+  }
 }
 
 }  // namespace
