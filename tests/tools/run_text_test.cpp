@@ -103,7 +103,7 @@ TEST_F(RunText, TheFirstLineSaysWhatIdsMeanThatWereAskedFor) {
   expect_within(end.err, {"; ids 0..28 are the text's characters by code point, the model knows 67\n"});
 }
 
-TEST(MeaningOfIds, IsSaidWhereTheModelIsNotOfTheDataAlone) {
+TEST(MeaningOfIds, IsSaidWhereTheModelHasTokensOfItsOwn) {
   const TrainConfig::Model fresh, tuned{.vocabulary = 49152};
   EXPECT_EQ(meaning_of_ids(fresh, Vocabulary::bytes()), "");
   EXPECT_EQ(meaning_of_ids(tuned, Vocabulary::bytes()), "ids 0..255 are the text's bytes, the model knows 49152");

@@ -26,7 +26,7 @@ TokenData open_run_text(const TrainConfig& config, const Weights* initial = null
 std::pair<Tensor, Tensor> inputs_and_targets(std::span<const std::int32_t> windows, std::int64_t count,
                                              std::int64_t sequence);
 
-/// "ids 0..255 are the text's bytes, the model knows 49152"; empty where the model has the data's tokens alone.
+/// "ids 0..255 are the text's bytes, the model knows 49152"; empty where model.vocabulary is left to the data.
 std::string meaning_of_ids(const TrainConfig::Model& model, const Vocabulary& vocabulary);
 
 }  // namespace sherd
