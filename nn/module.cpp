@@ -143,8 +143,8 @@ Parameter& Module::parameter(std::string_view wanted) const {
   fail("no parameter \"{}\"{}", wanted, did_you_mean(wanted, names));
 }
 
-void Module::materialize(Seed seed, Device device) {
-  check(!device.is_meta(), "materialize() gives parameters bytes, and the meta device has none");
+void Module::give_memory(Device device, const std::function<void(Parameter&)>& then) {
+  check(!device.is_meta(), "parameters are given bytes here, and the meta device has none");
   for_each_module([device](Module& m) {
     for (const auto& hook : m.hooks_) hook->before_materialize(m, device);
     for (const auto& buffer : m.buffers_)
@@ -155,11 +155,21 @@ void Module::materialize(Seed seed, Device device) {
       const Tensor local = Tensor::empty(value.local().shape(), value.dtype(), device, MemoryCategory::parameters);
       p->set(value.is_distributed() ? Tensor::distributed(value.shape(), value.layout(), local) : local);
     }
-    if (p->initialised()) continue;
-    fill_initial(p->value(), p->init(), p->name(), seed);
-    leave_memory(p->value());
-    p->mark_initialised();
+    if (!p->initialised()) then(*p);
   }
+}
+
+void Module::allocate(Device device) {
+  give_memory(device, [](Parameter& p) { p.mark_torn("it has memory, and nobody has drawn or loaded its values"); });
+}
+
+void Module::materialize(Seed seed, Device device) {
+  give_memory(device, [seed](Parameter& p) {
+    fill_initial(p.value(), p.init(), p.name(), seed);
+    leave_memory(p.value());
+    p.mark_initialised();
+    p.mark_whole();
+  });
 }
 
 namespace {
@@ -189,7 +199,9 @@ void Module::cast_to(DType dtype) {
     check(!p->shard_keeper(),
           "cast_to({}): parameter \"{}\" is of a unit of fully_shard that was wrapped above \"{}\"; cast that module",
           sherd::name(dtype), p->name(), path());
+    const std::string torn = p->torn();
     p->set(in_dtype(p->value(), dtype));
+    p->mark_torn(torn);  // bytes that were no values are none in another dtype
   }
 }
 

@@ -143,6 +143,9 @@ class Module {
   /// any layout and any number of ranks the same seed gives the same bits: they are drawn on the host. Parameters that
   /// have values keep them, and their device.
   void materialize(Seed seed = {}, Device device = Device::cpu());
+  /// The same memory without the draws, for values that are loaded next. Until they are, by a load or by materialize(),
+  /// a parameter is torn: no optimizer updates it, no save takes it.
+  void allocate(Device device = Device::cpu());
   /// Gives all floating-point parameters and buffers of the subtree another dtype: values are rounded once, those on
   /// meta are drawn in it. For wrapped modules too, before their first forward; before an optimizer is made. Local.
   /// Error if `dtype` is not floating-point, a parameter has a gradient, a wrapped module ran already, or a parameter
@@ -204,6 +207,8 @@ class Module {
  private:
   void adopt(std::string name, std::unique_ptr<Module> child);
   void rename_below();
+  /// Calls `then` for each parameter that has no values, as soon as it has bytes.
+  void give_memory(Device device, const std::function<void(Parameter&)>& then);
   void check_parameter_name(const std::string& name) const;
 
   std::string name_;

@@ -177,11 +177,13 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
   const auto contents = std::make_shared<Contents>(path);
   const std::int64_t size = contents->file.bytes();
   check(size >= static_cast<std::int64_t>(kLengthBytes),
-        "\"{}\" has {} bytes; a safetensors file starts with an 8-byte header length", path, size);
+        "\"{}\" is not a safetensors file: it has {} bytes, and such a file begins with 8 bytes of header length", path,
+        size);
   std::uint64_t header_bytes = 0;
   contents->file.read(0, std::as_writable_bytes(std::span(&header_bytes, 1)));
-  check(header_bytes <= kMaxHeaderBytes, "\"{}\": a header of {} bytes is announced, the format allows {}", path,
-        header_bytes, kMaxHeaderBytes);
+  check(header_bytes <= kMaxHeaderBytes,
+        "\"{}\" is not a safetensors file: its first 8 bytes would be a header length of {}, and the format allows {}",
+        path, header_bytes, kMaxHeaderBytes);
   const std::int64_t data = static_cast<std::int64_t>(kLengthBytes + header_bytes);
   check(data <= size, "\"{}\": a header of {} bytes is announced, but only {} bytes follow; the file is truncated",
         path, header_bytes, size - static_cast<std::int64_t>(kLengthBytes));

@@ -46,7 +46,7 @@ std::int64_t byte_count(DType dtype, const Shape& shape);
 class SafetensorsFile {
  public:
   /// Reads and checks the whole header: lengths, names, dtype x shape = bytes, ranges without holes or overlaps. Takes
-  /// memory for the entries only. Throws Error naming the file and the tensor.
+  /// memory for the entries only. Throws Error naming the file and the tensor, or that it is of another format.
   static SafetensorsFile open(const std::string& path);
 
   /// In file order.

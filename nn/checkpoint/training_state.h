@@ -52,12 +52,12 @@ void save_checkpoint(const std::string& dir, Manifest manifest, const std::vecto
 /// matrix that was saved in others are the exception: ranks read rows, each byte one of them, and exchange them over
 /// the mesh of the tensor (read_layout.h). So this is collective where tensors are sharded along another dim than the
 /// first: call it on all ranks, with equal state; one that fails takes part in the exchanges before it throws, and then
-/// all throw that have exchanged with it, so together() may hold it. The model must be materialised; units that are
-/// gathered are resharded. Missing tensors and other shapes are Errors, damaged bytes DamagedSave: slots that have new
-/// values then are torn, until a load that succeeds. Further tensors in the checkpoint are none
-/// (CheckpointReader::require_exactly checks that). On a ghost rank names, dtypes and shapes are checked and the memory
-/// of loading is accounted; no bytes are read but the counts of steps, whose values say which slots share one, so bytes
-/// that are damaged go unnoticed.
+/// all throw that have exchanged with it, so together() may hold it. The model must have memory (Module::allocate, or
+/// materialize); units that are gathered are resharded. Missing tensors and other shapes are Errors, damaged bytes
+/// DamagedSave: slots that have new values then are torn, until a load that succeeds. Further tensors in the checkpoint
+/// are none (CheckpointReader::require_exactly checks that). On a ghost rank names, dtypes and shapes are checked and
+/// the memory of loading is accounted; no bytes are read but the counts of steps, whose values say which slots share
+/// one, so bytes that are damaged go unnoticed.
 void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state);
 
 }  // namespace sherd::nn

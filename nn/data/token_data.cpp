@@ -47,14 +47,14 @@ void for_each_char(const TextFiles& files, std::int64_t offset, std::int64_t blo
 TokenData::TokenData(TextFiles files, Vocabulary vocabulary)
     : files_(std::move(files)), vocabulary_(std::move(vocabulary)), num_tokens_(files_.bytes()) {}
 
-TokenData TokenData::open(const std::string& path, Vocabulary::Kind kind) {
-  TokenData data(TextFiles::open(path), Vocabulary::bytes());
+TokenData TokenData::open(TextFiles files, Vocabulary::Kind kind) {
+  TokenData data(std::move(files), Vocabulary::bytes());
   if (kind == Vocabulary::Kind::chars) data.index_characters(nullptr);
   return data;
 }
 
-TokenData TokenData::open(const std::string& path, const Vocabulary& vocabulary) {
-  TokenData data(TextFiles::open(path), vocabulary);
+TokenData TokenData::open(TextFiles files, const Vocabulary& vocabulary) {
+  TokenData data(std::move(files), vocabulary);
   if (vocabulary.kind() == Vocabulary::Kind::chars) data.index_characters(&vocabulary);
   return data;
 }
@@ -65,8 +65,10 @@ void TokenData::index_characters(const Vocabulary* known) {
   for_each_char(files_, 0, kBlockBytes, [&](std::uint32_t code_point, std::int64_t offset) {
     if (known != nullptr && known->token(code_point) < 0) {
       const TextFiles::File& file = files_.file_at(offset);
-      fail("the data file \"{}\" holds {} at byte {}, which is not in the given vocabulary of {} characters", file.path,
-           describe_char(code_point), offset - file.begin, known->size());
+      fail(
+          "the data file \"{}\" holds {} at byte {}, which is not among the {} characters that the model "
+          "knows; leave it out of the text, or train a model of its own on that",
+          file.path, describe_char(code_point), offset - file.begin, known->size());
     }
     if (count % kCharsPerMark == 0) marks_.push_back(offset);
     seen[code_point] = true;

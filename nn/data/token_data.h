@@ -20,9 +20,13 @@ class TokenData {
  public:
   /// Opens a file or folder (see TextFiles::open). `chars` reads the data once to find its characters; `bytes` reads
   /// nothing yet. Throws Error naming the file and offset of invalid UTF-8.
-  static TokenData open(const std::string& path, Vocabulary::Kind kind);
+  static TokenData open(const std::string& path, Vocabulary::Kind kind) { return open(TextFiles::open(path), kind); }
+  static TokenData open(TextFiles files, Vocabulary::Kind kind);
   /// With a given vocabulary (of a checkpoint); a character outside it is an Error naming it, file and offset.
-  static TokenData open(const std::string& path, const Vocabulary& vocabulary);
+  static TokenData open(const std::string& path, const Vocabulary& vocabulary) {
+    return open(TextFiles::open(path), vocabulary);
+  }
+  static TokenData open(TextFiles files, const Vocabulary& vocabulary);
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
   const TextFiles& files() const { return files_; }

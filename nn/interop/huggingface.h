@@ -31,7 +31,7 @@ class HuggingFaceWeights {
   /// In the order of their names.
   const std::vector<SafetensorsFile>& files() const { return files_; }
 
-  /// Fills `model`, made from config() and materialised, each rank reading only its own rows; values are cast to the
+  /// Fills `model`, made from config() and allocated, each rank reading only its own rows; values are cast to the
   /// parameters' dtype. Local: wrap in together() when ranks must agree. Throws Error naming file and tensor (truncated
   /// meanwhile; a tied head that differs from the embedding), and parameters that have new values then are torn, until
   /// a load that succeeds; on a ghost rank, which has no bytes to read into.

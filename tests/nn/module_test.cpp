@@ -9,6 +9,8 @@
 #include "dtensor/api.h"
 #include "nn/layers/linear.h"
 #include "nn/module_list.h"
+#include "nn/optim/sgd.h"
+#include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
@@ -134,6 +136,29 @@ TEST(Module, SharedParametersCountOnceUnderTheirFirstName) {
   EXPECT_EQ(names(tied.named_parameters()), (std::vector<std::string>{"again", "first.bias"}));
   ASSERT_EQ(tied.own_parameters().size(), 1u);
   EXPECT_TRUE(tied.own_parameters()[0].shared);
+}
+
+TEST(Module, AllocateGivesMemoryThatNothingTrainsOnBeforeItHasValues) {
+  Net net, drawn;
+  net.allocate();
+  Parameter &loaded = net.parameter("blocks.0.up.bias"), &left = net.parameter("blocks.1.up.weight");
+  EXPECT_FALSE(left.value().is_meta());
+  EXPECT_FALSE(left.initialised());
+  loaded.assign(full({6}, 3));
+  loaded.mark_initialised();
+  Sgd optimizer(net.parameters(), {.lr = 0.1});
+  backward(sum(net(input())));
+  expect_error([&] { optimizer.step(); }, {"refused", "\"gain\"", "drawn or loaded"});
+  optimizer.clear_gradients();
+  net.cast_to(DType::f64);
+  EXPECT_NE(left.torn(), "") << "a cast gives no values";
+  net.cast_to(DType::f32);
+  // What has no values yet is drawn: those that it would have had.
+  net.materialize(Seed{3});
+  drawn.materialize(Seed{3});
+  EXPECT_EQ(left.value().to_vector<float>(), drawn.parameter("blocks.1.up.weight").value().to_vector<float>());
+  EXPECT_EQ(loaded.value().to_vector<float>(), std::vector<float>(6, 3));
+  EXPECT_EQ(optimizer.torn(), "");
 }
 
 TEST(Module, TrainingModeIsSetForTheSubtree) {

@@ -205,6 +205,11 @@ TEST_F(Safetensors, HostileHeadersAreRefused) {
   expect_refused(make_file(R"({"__metadata__":"v"})", ""), {"\"__metadata__\" is not an object"});
 }
 
+TEST_F(Safetensors, AnotherFormatIsNamed) {
+  for (const char* text : {"First Citizen:\nBefore we proceed", "        {\"a\": 1}", "short", ""})
+    expect_refused(text, {"not a safetensors file"});
+}
+
 TEST_F(Safetensors, MissingFilesAndFoldersAreNamed) {
   expect_error([&] { SafetensorsFile::open(dir_ / "absent"); }, {"absent", "No such file"});
   expect_error([&] { SafetensorsFile::open(dir_.path()); }, {dir_.path(), "regular"});

@@ -123,6 +123,17 @@ TEST(TrainStep, AScaledLossGivesTheBitsOfTheUpdate) {
     }
 }
 
+TEST(TrainStep, ValuesThatAreNeitherDrawnNorLoadedAreNotTrained) {
+  for (const int ranks : {1, 2})
+    run_ranks(ranks, [](const Group& group) {
+      for (const bool compiled : {false, true}) {
+        TrainConfig config = tiny_model();
+        config.compile = compiled;
+        expect_error([&] { train(config, group, 1, {.draws = false}); }, {"tok.weight", "drawn or loaded"});
+      }
+    });
+}
+
 TEST(TrainStep, ClippingNeedsTheNorm) {
   TrainConfig config = tiny_model();
   config.optimizer.clip = 0.001;

@@ -10,6 +10,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/golden.h"
 #include "tests/support/near.h"
+#include "tests/support/op_trap.h"
 #include "tests/support/source_path.h"
 #include "tests/tools/program_test.h"
 
@@ -280,6 +281,22 @@ TEST_F(InitFrom, ACheckpointBringsItsVocabulary) {
   run_ranks(1, [&](const auto& group) {
     expect_error([&] { Trainer trainer(config, group); }, {"vocabulary = bytes", "chars", "checkpoint"});
   });
+}
+
+// Values that a load replaces are not drawn, which took seconds of a start.
+TEST_F(InitFrom, DrawsNoInitialValues) {
+  const auto start = [](const TrainConfig& config) {
+    run_ranks(1, [&](const auto& group) {
+      const OpTrap trap("random_normal");
+      Trainer trainer(config, group);
+    });
+  };
+  TrainConfig fresh = tiny_llama(data_), loaded = load({"--threads", "1", "--init-from", huggingface("llama")});
+  expect_error([&] { start(fresh); }, {"the trap", "random_normal"});
+  start(loaded);
+  fresh.resume = train_checkpoint(fresh);
+  start(fresh);
+  start(load({"--threads", "1", "--init-from", dir_ / "checkpoint"}));
 }
 
 TEST_F(InitFrom, AsAProgramOnTwoRanks) {

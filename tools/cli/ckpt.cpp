@@ -136,22 +136,23 @@ int run_diff(const Words& words, bool json) {
   return equal == all ? kDone : kFailed;
 }
 
-// A checkpoint becomes a Hugging Face directory, and the other way round a save without optimizer state: for
-// --init-from, eval and sample, whose text is bytes.
+// A checkpoint becomes a Hugging Face directory, and the other way round a save without optimizer state, for eval and
+// --init-from. Only a model of 256 tokens is taken to know bytes: what other tokens stand for is not told here.
 int run_convert(const Words& words, bool) {
   if (!list_saves(words[0]).empty()) return run_export(std::vector<std::string_view>{words[0], words[1]});
   const Weights weights(words[0]);
   const FolderLock lock(words[1], fmt::format("sherd ckpt convert (process {})", ::getpid()));
   check(list_saves(words[1]).empty(), "\"{}\" holds saves already; convert into another folder", words[1]);
   const auto model = nn::make_language_model(weights.config());
-  model->materialize();
+  model->allocate();
   weights.load(*model);
   TrainConfig config;
   config.model = weights.model();
   resolve(config);
   Manifest manifest;
   manifest.config = to_toml(config);
-  manifest.vocabulary = Vocabulary::bytes().to_text();
+  if (const Vocabulary bytes = Vocabulary::bytes(); config.model.vocabulary == bytes.size())
+    manifest.vocabulary = bytes.to_text();
   nn::save_checkpoint(words[1], std::move(manifest), nn::training_state(*model), *make_single_group());
   return kDone;
 }

@@ -59,7 +59,7 @@ int run_export(std::span<const std::string_view> args) {
 
   const Weights weights((*words)[0]);
   const auto model = nn::make_language_model(weights.config());
-  model->materialize();
+  model->allocate();
   weights.load(*model);
   if (dtype.empty()) options.like = weights.huggingface();
   nn::save_huggingface((*words)[1], weights.config(), *model, *make_single_group(), options);

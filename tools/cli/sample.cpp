@@ -77,12 +77,12 @@ int run_sample(std::span<const std::string_view> args) {
   const Device device = open_device(options.device, 1);
   const Weights weights(words->front());
   check(weights.vocabulary().has_value(),
-        "\"{}\" is a Hugging Face directory: what text its tokens stand for is not known here; sample a save of sherd "
-        "train, or pass tokens to sherd eval",
+        "\"{}\" is, or was made from, a Hugging Face directory: what text its tokens stand for is not known here; sample "
+        "a save of sherd train on text, or pass tokens to sherd eval",
         words->front());
   GradMode off(false);
   const auto model = nn::make_language_model(weights.config());
-  model->materialize({}, device);
+  model->allocate(device);
   weights.load(*model);
   model->train(false);
   generate(*model, *weights.vocabulary(), options, device);

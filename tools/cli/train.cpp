@@ -20,6 +20,7 @@
 #include "tools/train/exit_status.h"
 #include "tools/train/explained_peak.h"
 #include "tools/train/restart.h"
+#include "tools/train/run_text.h"
 #include "tools/train/sharding.h"
 #include "tools/train/stop_signals.h"
 #include "tools/train/survive.h"
@@ -50,11 +51,12 @@ std::optional<MetricsFile> open_metrics(Trainer& trainer, const TrainConfig& con
 }
 
 void print_what_is_trained(Trainer& trainer) {
+  const std::string ids = meaning_of_ids(trainer.config().model, trainer.data().vocabulary());
   print(stderr,
-        fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}, {}\n",
+        fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}, {}{}{}\n",
                     trainer.model().num_parameters(), trainer.data().num_train(), trainer.data().num_validation(),
                     trainer.group().size(), trainer.group().size() == 1 ? "" : "s",
-                    sharding_text(trainer.config(), trainer.mesh().num_data_ranks())));
+                    sharding_text(trainer.config(), trainer.mesh().num_data_ranks()), ids.empty() ? "" : "; ", ids));
 }
 
 TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {

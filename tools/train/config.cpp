@@ -70,7 +70,9 @@ std::string difference(const Values& a, std::string_view a_name, const Values& b
 void bind_run(ConfigTable& table, TrainConfig& c) {
   using enum KeyRole;
   table.add("data", &c.data, "text file, or folder whose regular files are read in order of their paths", run);
-  table.add("vocabulary", &c.vocabulary, "bytes (256 tokens) or chars (distinct characters of the data)");
+  table.add("vocabulary", &c.vocabulary,
+            "bytes (256 tokens, any file) or chars (distinct characters of the data); auto: that of the checkpoint in "
+            "init_from, else bytes of text");
   table.add("seed", &c.seed, "of initial values, windows and dropout");
   table.add("steps", &c.steps, "optimizer steps in all, those before a resume included", run);
   table.add("batch", &c.batch, "sequences per step over all ranks and micro-batches");
@@ -129,7 +131,8 @@ void bind_saves(ConfigTable& table, TrainConfig& c) {
             "checkpoint folder, or one step in it, to continue from; what is not given is as there", run);
   table.add(
       "init_from", &c.init_from,
-      "checkpoint or Hugging Face folder with the weights to start from; keys of [model] that are not given are its",
+      "checkpoint or Hugging Face folder with the weights to start from; keys of [model] that are not given are its; "
+      "the text's tokens must be those it has learnt, or vocabulary be given",
       run);
 }
 
@@ -267,7 +270,7 @@ void check_saves(const TrainConfig& c) {
 }
 
 void check_run(const TrainConfig& c) {
-  check_choice("vocabulary", c.vocabulary, std::array<std::string_view, 2>{"bytes", "chars"});
+  check_choice("vocabulary", c.vocabulary, std::array<std::string_view, 3>{"auto", "bytes", "chars"});
   check_ranges({{"steps", c.steps, 1, kMostSteps},
                 {"batch", c.batch, 1, kMostTokens},
                 {"accumulate", c.accumulate, 1, kMostTokens},

@@ -16,7 +16,7 @@ namespace sherd {
 struct TrainConfig {
   // ---- data ----
   std::string data;
-  std::string vocabulary = "bytes";
+  std::string vocabulary = "auto";
 
   // ---- the run ----
   std::int64_t seed = 1337;

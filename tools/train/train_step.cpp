@@ -59,7 +59,8 @@ TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device devi
   const nn::LanguageModelConfig architecture = model_config(config_.model, data_vocabulary);
   model_ = nn::make_language_model(architecture);
   shard(architecture);
-  model_->materialize(seed, device);
+  if (options_.draws) model_->materialize(seed, device);
+  else model_->allocate(device);
   optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(), adamw_options(o));
   if (const OffloadChoice offload = parse_offload(config_.offload, config_.offload_keep); offload.optimizer)
     optimizer_->offload(offload_options(offload, device, config_.memory_limit));

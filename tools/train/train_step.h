@@ -32,6 +32,8 @@ struct TrainStepOptions {
   /// All ranks of the mesh agree before each update to make it (nn/optim/update_agreement.h), when loss and norm are
   /// known. Needs metrics, the host, and what is offloaded to be nothing.
   bool agrees = false;
+  /// Off: parameters have memory and no values; the first update is refused until all of them are loaded.
+  bool draws = true;
 };
 
 /// The learning rates that [optimizer] describes, of a resolved config.
@@ -51,10 +53,10 @@ class TrainStep {
 
   /// Builds the model that config.model describes, for `data_vocabulary` tokens where it leaves that open; shards
   /// matrices over mesh.tensor(), then all parameters over mesh.data(); draws the initial values on `device`, the same
-  /// bits on any mesh; and makes AdamW for it. Sets the rank's seed and step of random numbers, and its coordinate
-  /// among the data ranks. All ranks of the mesh make one, but without communication. Throws Error, the same on every
-  /// rank: those of resolve(), a vocabulary that is too small, heads that do not divide by tp, ranks that would train
-  /// models of their own.
+  /// bits on any mesh (unless options.draws is off); and makes AdamW for it. Sets the rank's seed and step of random
+  /// numbers, and its coordinate among the data ranks. All ranks of the mesh make one, but without communication.
+  /// Throws Error, the same on every rank: those of resolve(), a vocabulary that is too small, heads that do not divide
+  /// by tp, ranks that would train models of their own.
   TrainStep(const TrainConfig& config, const JobMesh& mesh, Device device, std::int64_t data_vocabulary,
             const TrainStepOptions& options = {});
   TrainStep(const TrainStep&) = delete;

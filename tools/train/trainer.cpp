@@ -24,23 +24,13 @@
 #include "tools/train/exit_status.h"
 #include "tools/train/memory_advice.h"
 #include "tools/train/model_factory.h"
+#include "tools/train/run_text.h"
 #include "tools/train/sharding.h"
 #include "tools/train/stop_signals.h"
 
 namespace sherd {
 
 namespace {
-
-// windows: [count][sequence + 1] -> inputs and targets, i32 [count, sequence]
-std::pair<Tensor, Tensor> to_tensors(std::span<const std::int32_t> windows, std::int64_t count, std::int64_t sequence) {
-  Tensor inputs = Tensor::empty({count, sequence}, DType::i32), targets = Tensor::empty({count, sequence}, DType::i32);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::int32_t* window = windows.data() + i * (sequence + 1);
-    std::copy_n(window, sequence, inputs.mutable_data<std::int32_t>() + i * sequence);
-    std::copy_n(window + 1, sequence, targets.mutable_data<std::int32_t>() + i * sequence);
-  }
-  return {std::move(inputs), std::move(targets)};
-}
 
 /// What no two hosts have in common; a random one where the system does not tell.
 std::string host_identity() {
@@ -65,6 +55,7 @@ void Trainer::start() {
   if (!config_.resume.empty())
     resumed_ = nn::open_newest_good(config_.resume, *group_, nn::Verify::files, say_on_stderr);
   open_data();
+  config_.vocabulary = name(data_->vocabulary().kind());
   if (!config_.save.empty()) claim_save_folder();
   if (place_ && !goes_on) share_names_of_saves();
   build();
@@ -126,15 +117,14 @@ void Trainer::open_data() {
   together(*group_, [&] {
     check(!config_.data.empty(), "there is no text to train on: set `data` in the config or pass --data PATH");
     if (resumed_) {
+      const TrainConfig saved = train_config_from_toml(resumed_->manifest().config, config_.resume);
+      if (config_.vocabulary == "auto") config_.vocabulary = saved.vocabulary;
       check_recipe_of(resumed_->manifest());
-      say_what_changes(train_config_from_toml(resumed_->manifest().config, config_.resume));
+      say_what_changes(saved);
       data_ = std::make_shared<TokenData>(
           TokenData::open(config_.data, Vocabulary::from_text(resumed_->manifest().vocabulary)));
     } else {
-      const bool has_vocabulary = initial_ && initial_->vocabulary();
-      data_ = std::make_shared<TokenData>(
-          has_vocabulary ? TokenData::open(config_.data, *initial_->vocabulary())
-                         : TokenData::open(config_.data, vocabulary_kind_from_name(config_.vocabulary)));
+      data_ = std::make_shared<TokenData>(open_run_text(config_, initial_.get()));
     }
     data_->check_sequence(config_.model.sequence);
   });
@@ -177,10 +167,6 @@ void Trainer::compare_data() {
 void Trainer::open_initial() {
   initial_ = std::make_unique<Weights>(config_.init_from, *group_);
   initial_->check_fits(config_.model);
-  if (!initial_->vocabulary()) return;
-  const std::string_view kind = name(initial_->vocabulary()->kind());
-  check(kind == config_.vocabulary, "vocabulary = {}, but the weights in {} are for {}", config_.vocabulary,
-        config_.init_from, kind);
 }
 
 void Trainer::build() {
@@ -191,7 +177,9 @@ void Trainer::build() {
     memory_log_.emplace(
         memory, [this](MemoryPicture& picture) { nn::name_by_slots(picture, step_ ? &step_->model() : nullptr); });
   try {
-    step_.emplace(config_, *mesh_, device_, data_->vocabulary().size(), TrainStepOptions{.agrees = place_.has_value()});
+    const bool is_loaded = initial_ || resumed_ || (place_ && place_->goes_on);
+    step_.emplace(config_, *mesh_, device_, data_->vocabulary().size(),
+                  TrainStepOptions{.agrees = place_.has_value(), .draws = !is_loaded});
   } catch (OutOfMemory& error) {
     explain(error);
     throw;
@@ -225,7 +213,7 @@ std::pair<Tensor, Tensor> Trainer::training_batch(std::int64_t step) {
                            std::span(windows).subspan(static_cast<std::size_t>(i * (sequence + 1)),
                                                       static_cast<std::size_t>(sequence + 1)));
   }
-  auto [tokens, targets] = to_tensors(windows, local_batch_, sequence);
+  auto [tokens, targets] = inputs_and_targets(windows, local_batch_, sequence);
   return {to(std::move(tokens), device_), to(std::move(targets), device_)};
 }
 
@@ -261,7 +249,7 @@ std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
                                                                static_cast<std::size_t>(sequence + 1)));
       ++real;
     }
-    auto [tokens, targets] = to_tensors(batch, local_batch_, sequence);
+    auto [tokens, targets] = inputs_and_targets(batch, local_batch_, sequence);
     std::fill_n(targets.mutable_data<std::int32_t>() + real * sequence, (local_batch_ - real) * sequence, -100);
     const auto tokens_here = static_cast<double>(real * sequence);
     const Tensor loss = model()(to(std::move(tokens), device_), to(std::move(targets), device_)).local();

@@ -84,7 +84,7 @@ class Trainer {
   void finish_save();
 
   nn::LanguageModel& model() { return step_->model(); }
-  /// Resolved; its mesh names replicate if the hosts are replicas.
+  /// Resolved; its mesh names replicate if the hosts are replicas, its vocabulary is that of the data.
   const TrainConfig& config() const { return config_; }
   const TokenData& data() const { return *data_; }
   ProcessGroup& group() { return *group_; }

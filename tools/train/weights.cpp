@@ -46,9 +46,9 @@ Weights::Weights(const std::string& dir, ProcessGroup& group, nn::Verify verify)
   checkpoint_ = nn::open_newest_good(dir, group, verify, say_on_stderr);
   const Manifest& manifest = checkpoint_->manifest();
   const TrainConfig saved = train_config_from_toml(manifest.config, dir);
-  vocabulary_ = Vocabulary::from_text(manifest.vocabulary);
+  if (!manifest.vocabulary.empty()) vocabulary_ = Vocabulary::from_text(manifest.vocabulary);
   model_ = saved.model;
-  if (model_.vocabulary == 0) model_.vocabulary = vocabulary_->size();
+  if (model_.vocabulary == 0 && vocabulary_) model_.vocabulary = vocabulary_->size();
   if (model_.positions == 0) model_.positions = model_.sequence;
   together(group, [&] { check_parameters(*checkpoint_, config()); });
 }
@@ -85,8 +85,6 @@ void check_parameters(const CheckpointReader& checkpoint, const nn::LanguageMode
 void take_model(const Weights& weights, ConfigTable& table) {
   for (const auto& [key, value] : model_values(weights.model()))
     if (!table.is_given(key)) table.set(key, value, weights.dir());
-  if (weights.vocabulary() && !table.is_given("vocabulary"))
-    table.set("vocabulary", std::string(name(weights.vocabulary()->kind())), weights.dir());
 }
 
 }  // namespace sherd

@@ -23,12 +23,12 @@ class Weights {
   /// Complete: `vocabulary` and `positions` are not 0.
   const TrainConfig::Model& model() const { return model_; }
   nn::LanguageModelConfig config() const;
-  /// What text the tokens stand for; a Hugging Face directory does not tell here.
+  /// What text the tokens stand for; neither a Hugging Face directory nor a checkpoint converted from one tells.
   const std::optional<Vocabulary>& vocabulary() const { return vocabulary_; }
   /// Null for a checkpoint.
   const nn::HuggingFaceWeights* huggingface() const { return huggingface_ ? &*huggingface_ : nullptr; }
 
-  /// Fills a materialised model of config(), each rank its own rows. Local: wrap in together().
+  /// Fills an allocated model of config(), each rank its own rows. Local: wrap in together().
   void load(nn::LanguageModel& model) const;
   /// Error unless a model of `section` is this one; names the first key that differs and both values. Keys that matter
   /// to training only may differ.
@@ -46,7 +46,7 @@ class Weights {
 /// memory for them, whatever the config says: to be called before anything is materialised. Local.
 void check_parameters(const CheckpointReader& checkpoint, const nn::LanguageModelConfig& config);
 
-/// Gives the keys of [model] that `table` was not given, and `vocabulary`, the values they have in `weights`.
+/// Gives the keys of [model] that `table` was not given the values they have in `weights`.
 void take_model(const Weights& weights, ConfigTable& table);
 
 }  // namespace sherd

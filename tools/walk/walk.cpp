@@ -11,12 +11,12 @@
 
 #include <unistd.h>
 
-#include "nn/data/token_data.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/cli/command.h"
 #include "tools/cli/cpu_share.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/output_file.h"
+#include "tools/train/run_text.h"
 #include "tools/train/version.h"
 #include "tools/walk/chart.h"
 #include "tools/walk/measure.h"
@@ -89,7 +89,7 @@ void leave_steps_only(TrainConfig& c) {
 }
 
 std::int64_t vocabulary_size(const TrainConfig& config) {
-  const TokenData data = TokenData::open(config.data, vocabulary_kind_from_name(config.vocabulary));
+  const TokenData data = open_run_text(config);
   data.check_sequence(config.model.sequence);
   return data.vocabulary().size();
 }

@@ -1,0 +1,66 @@
+#include "tools/train/run_text.h"
+
+#include <algorithm>
+
+#include "nn/data/not_text.h"
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+namespace {
+
+void check_same_vocabulary(const TrainConfig& config, const Weights& initial) {
+  const std::string_view kind = name(initial.vocabulary()->kind());
+  check(config.vocabulary == "auto" || config.vocabulary == kind,
+        "vocabulary = {}, but the weights in {} are for {}; leave the key out to take theirs", config.vocabulary,
+        config.init_from, kind);
+}
+
+void check_meaning(const TrainConfig& config, const Weights& initial, const Vocabulary& vocabulary) {
+  check(
+      config.vocabulary != "auto" || initial.model().vocabulary == vocabulary.size(),
+      "init_from = {} has a vocabulary of {} tokens, and what text they stand for is not known here: the data's {} {} "
+      "would be trained as ids that mean other text to it; start from a save of sherd train, or pass --vocabulary "
+      "bytes (or chars) to train on such ids all the same",
+      config.init_from, initial.model().vocabulary, vocabulary.size(), name(vocabulary.kind()));
+}
+
+}  // namespace
+
+TextFiles open_text(const std::string& path, std::string_view vocabulary) {
+  TextFiles files = TextFiles::open(path);
+  if (vocabulary != "bytes") check_is_text(files);
+  return files;
+}
+
+TokenData open_run_text(const TrainConfig& config, const Weights* initial) {
+  const bool is_told = initial && initial->vocabulary();
+  if (is_told) check_same_vocabulary(config, *initial);
+  TextFiles files = open_text(config.data, config.vocabulary);
+  if (is_told) return TokenData::open(std::move(files), *initial->vocabulary());
+  const auto kind =
+      config.vocabulary == "auto" ? Vocabulary::Kind::bytes : vocabulary_kind_from_name(config.vocabulary);
+  TokenData data = TokenData::open(std::move(files), kind);
+  if (initial) check_meaning(config, *initial, data.vocabulary());
+  return data;
+}
+
+std::pair<Tensor, Tensor> inputs_and_targets(std::span<const std::int32_t> windows, std::int64_t count,
+                                             std::int64_t sequence) {
+  Tensor inputs = Tensor::empty({count, sequence}, DType::i32), targets = Tensor::empty({count, sequence}, DType::i32);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int32_t* window = windows.data() + i * (sequence + 1);
+    std::copy_n(window, sequence, inputs.mutable_data<std::int32_t>() + i * sequence);
+    std::copy_n(window + 1, sequence, targets.mutable_data<std::int32_t>() + i * sequence);
+  }
+  return {std::move(inputs), std::move(targets)};
+}
+
+std::string meaning_of_ids(const TrainConfig::Model& model, const Vocabulary& vocabulary) {
+  if (model.vocabulary == 0) return "";
+  const bool is_bytes = vocabulary.kind() == Vocabulary::Kind::bytes;
+  return fmt::format("ids 0..{} are the text's {}, the model knows {}", vocabulary.size() - 1,
+                     is_bytes ? "bytes" : "characters by code point", model.vocabulary);
+}
+
+}  // namespace sherd
