@@ -100,7 +100,7 @@ foreach(stage smoke again bench profile loss depth deadline lost)
            ${stage} ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})
   set_tests_properties(gpu.dry_run.${stage} PROPERTIES LABELS unit TIMEOUT 300 SKIP_RETURN_CODE 77)
 endforeach()
-foreach(part parts tools)
+foreach(part parts state tools)
   add_test(NAME gpu.check_${part} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cuda/gpu_check_${part}_test.py
            ${CMAKE_SOURCE_DIR})
   set_tests_properties(gpu.check_${part} PROPERTIES LABELS unit)
