@@ -9,7 +9,10 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/device_library.h"
+#include "runtime/op/dispatch.h"
+#include "runtime/op/index_attrs.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/rows.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/bench/child.h"
 #include "tools/train/flags.h"
@@ -121,6 +124,32 @@ nlohmann::json transfers(const ProbeRun& run) {
   return {{"bytes", bytes}, {"to_device_gb_per_second", rate(up)}, {"to_host_gb_per_second", rate(down)}};
 }
 
+// The gradient of an embedding's table, for which ids are sorted: of ids that differ, of as many that are one
+// (padding), and of 64 times as many.
+nlohmann::json embedding_gradient(const ProbeRun& run) {
+  const std::int64_t rows = run.small ? 64 : 128256, width = run.small ? 8 : 64, few = run.small ? 32 : 16384;
+  const auto microseconds = [&](std::int64_t n, std::int64_t different) {
+    const std::uint64_t key = random_key(1, "ids", "probe");
+    const Tensor ids =
+        cast(random_uniform({n}, key, 0, static_cast<double>(different), 0, DType::f32, {}, run.device.device()),
+             DType::i32);
+    const Tensor grad = run.normal({n, width}, "grad");
+    const auto work = [&] {
+      const GradMode off(false);
+      std::vector<Tensor> in{grad, ids};
+      (void)call_op(op::embedding_backward, in, EmbeddingAttrs{.rows = rows});
+    };
+    work();
+    return run.seconds_of(work) * 1e6;
+  };
+  const double different = microseconds(few, rows), one = microseconds(few, 1), many = microseconds(64 * few, rows);
+  return {{"us_of_different_ids", different},
+          {"us_of_one_id", one},
+          {"us_of_64_times_as_many", many},
+          {"one_id_factor", one / different},
+          {"many_ids_factor", many / different}};
+}
+
 // The libraries as they were found, and the device.
 nlohmann::json backend(const ProbeRun&) { return {{"facts", facts()}}; }
 
@@ -128,7 +157,8 @@ struct Probe {
   std::string_view name;
   nlohmann::json (*run)(const ProbeRun& run);
 };
-constexpr std::array kProbes = {Probe{"backend", backend}, Probe{"faults", faults}, Probe{"graph", graph},
+constexpr std::array kProbes = {Probe{"backend", backend},   Probe{"embedding", embedding_gradient},
+                                Probe{"faults", faults},     Probe{"graph", graph},
                                 Probe{"launches", launches}, Probe{"transfers", transfers}};
 
 }  // namespace
