@@ -1,6 +1,7 @@
 #include "runtime/tensor/nearest.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "runtime/tensor/error.h"
@@ -43,18 +44,15 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 std::optional<std::string> nearest(std::string_view word, std::span<const std::string> names) {
   if (word.empty() || word.size() > kLongestName) return std::nullopt;
   const std::string* found = nullptr;
-  std::size_t fewest = std::string_view::npos;
-  const auto take_nearer = [&](const std::string& name, std::size_t edits) {
-    if (edits >= fewest) return;
+  std::pair fewest(word.size() / 3 + 1, std::size_t{0});  // of edits, and of those of the whole name among equals
+  for (const std::string& name : names) {
+    const std::size_t whole = edit_distance(word, name);
+    const bool has_part = last_part(word) == last_part(name);
+    const std::pair edits(has_part ? 0 : std::min(whole, edit_distance(word, last_part(name))), whole);
+    if (edits >= fewest) continue;
     fewest = edits;
     found = &name;
-  };
-  for (const std::string& name : names)
-    if (last_part(word) == last_part(name)) take_nearer(name, edit_distance(word, name));
-  if (found != nullptr) return *found;
-  fewest = word.size() / 3 + 1;
-  for (const std::string& name : names)
-    take_nearer(name, std::min(edit_distance(word, name), edit_distance(word, last_part(name))));
+  }
   if (found != nullptr) return *found;
   for (const std::string& name : names)
     for (const std::string_view part : {std::string_view(name), last_part(name)})

@@ -214,7 +214,8 @@ TEST_F(RecomputeModels, PoliciesByName) {
   EXPECT_EQ(recompute_policy("none").mode, Recompute::none);
   EXPECT_EQ(recompute_policy("selective").mode, Recompute::selective);
   EXPECT_EQ(recompute_policy("full").mode, Recompute::full);
-  expect_error([] { recompute_policy("selectiv"); }, {"\"selectiv\"", "none, selective, full", "mean \"selective\""});
+  expect_error([] { recompute_policy("selectiv"); },
+               {"\"selectiv\"", "none, selective, full", "did you mean selective?"});
 }
 
 TEST_F(RecomputeModels, WhatCannotBeRecomputedIsRefused) {

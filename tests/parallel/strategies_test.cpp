@@ -36,8 +36,7 @@ TEST(Strategies, AreCalledByTheirNames) {
   }
   EXPECT_EQ(nn::strategy_name({.reshard_after_forward = nn::ReshardAfterForward(false)}, true), "hybrid_shard_grad_op");
   EXPECT_EQ(nn::strategy_name({.parameters = none, .optimizer = all}, false), "");
-  expect_error([] { nn::strategy("shard_gradop"); },
-               {"no strategy \"shard_gradop\"", "did you mean shard_grad_op?"});
+  expect_error([] { nn::strategy("shard_gradop"); }, {"no strategy \"shard_gradop\"", "did you mean shard_grad_op?"});
 }
 
 TEST(Strategies, WhatDoesNotFitIsRefused) {

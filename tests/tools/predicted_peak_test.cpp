@@ -206,7 +206,7 @@ TEST_F(PredictedPeakTest, BadInput) {
   expect_error([&] { predict_peak(llama_, 2, 2, kTinyVocabulary); }, {"rank 2 of a ghost group of 2"});
   expect_error([&] { predict_peak(llama_, 0, 5, kTinyVocabulary); }, {"batch = 12", "5 ranks", "multiple of 5"});
   llama_.mesh = "dp=3";
-  expect_error([&] { predict_peak(llama_, 0, 2, kTinyVocabulary); }, {"dp=3", "2 there are"});
+  expect_error([&] { predict_peak(llama_, 0, 2, kTinyVocabulary); }, {"dp=3", "this run has 2"});
 }
 
 }  // namespace

@@ -7,7 +7,9 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/tensor/error.h"
+#include "tools/cli/command.h"
 #include "tools/cli/commands.h"
+#include "tools/cli/program.h"
 
 namespace sherd::testing {
 
@@ -44,6 +46,13 @@ class CaughtStream {
   int saved_ = -1;
 };
 
+/// run_command(), but what `sherd` would go on as another program for is called here.
+int run_here(std::span<const std::string_view> args) {
+  if (!args.empty() && args[0] == "bench") return run_bench(args.subspan(1));
+  if (!args.empty() && args[0] == "walk") return run_walk(args.subspan(1));
+  return run_command(args);
+}
+
 class KeptSignal {
  public:
   explicit KeptSignal(int signal) : signal_(signal) { ::sigaction(signal_, nullptr, &before_); }
@@ -64,7 +73,7 @@ ProgramEnd sherd_here(const std::vector<std::string>& words) {
   ProgramEnd end;
   {
     RankScope scope;  // a world of its own
-    end.status = run_sherd(std::vector<std::string_view>(words.begin(), words.end()));
+    end.status = run_printing_errors(std::vector<std::string_view>(words.begin(), words.end()));
   }
   end.out = out.text();
   end.err = err.text();

@@ -77,6 +77,4 @@ int run_command(std::span<const std::string_view> args) {
   return run(find_command(args[0]), args.subspan(1));
 }
 
-int run_sherd(std::span<const std::string_view> args) { return run_guarded(args, run_command); }
-
 }  // namespace sherd

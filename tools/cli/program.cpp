@@ -47,7 +47,7 @@ void print_no_thread(const std::exception& error) {
 
 }  // namespace
 
-int run_guarded(std::span<const std::string_view> args, int (*run)(std::span<const std::string_view> args)) {
+int run_printing_errors(std::span<const std::string_view> args, int (*run)(std::span<const std::string_view> args)) {
   try {
     return run(args);
   } catch (const std::bad_alloc&) {
@@ -76,7 +76,7 @@ int run_program(int argc, char** argv, int (*run)(std::span<const std::string_vi
   std::signal(SIGXFSZ, SIG_IGN);
   use_allowed_cpus();
   const std::vector<std::string_view> args(argv + (argc > 0 ? 1 : 0), argv + argc);
-  return run_guarded(args, run);
+  return run_printing_errors(args, run);
 }
 
 std::filesystem::path sibling_program(std::string_view name) {

@@ -8,10 +8,10 @@
 namespace sherd {
 
 /// Calls `run` and returns its exit status, or that of an error, which is printed as a line "sherd: ..." on stderr.
-int run_guarded(std::span<const std::string_view> args, int (*run)(std::span<const std::string_view> args));
+int run_printing_errors(std::span<const std::string_view> args, int (*run)(std::span<const std::string_view> args));
 
-/// Runs a program whose main() was given argc and argv: run_guarded() with the words after the program's name, in a
-/// process that ignores file size signals and may use the CPUs that its host allows.
+/// Runs a program whose main() was given argc and argv: run_printing_errors() with the words after the program's name,
+/// in a process that ignores file size signals and may use the CPUs that its host allows.
 int run_program(int argc, char** argv, int (*run)(std::span<const std::string_view> args));
 
 /// The path of a program in the folder of this one.
