@@ -73,7 +73,7 @@ ProgramEnd sherd_here(const std::vector<std::string>& words) {
   ProgramEnd end;
   {
     RankScope scope;  // a world of its own
-    end.status = run_printing_errors(std::vector<std::string_view>(words.begin(), words.end()));
+    end.status = run_printing_errors(std::vector<std::string_view>(words.begin(), words.end()), run_here);
   }
   end.out = out.text();
   end.err = err.text();
