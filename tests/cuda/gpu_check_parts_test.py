@@ -1,4 +1,4 @@
-"""The parts of tools/gpu/check: what is read from logs and profiles, how little is printed of much, what the plan promises.
+"""The parts of tools/gpu/check: what is read from logs and profiles, how little is printed of much, what the tables promise.
 
 Usage: gpu_check_parts_test.py SOURCE
 """
@@ -10,12 +10,13 @@ import unittest
 SOURCE = pathlib.Path(sys.argv.pop(1))
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(SOURCE / "tools/gpu/check"))
+import facts  # noqa: E402
 import report  # noqa: E402
-import results  # noqa: E402
-import stages  # noqa: E402
+import state  # noqa: E402
+import steps  # noqa: E402
 import suites  # noqa: E402
 import timeline  # noqa: E402
-from host import Ended, result  # noqa: E402
+from process import Ended  # noqa: E402
 
 LOG = """Note: Google Test filter = A.*
 [==========] Running 4 tests from 1 test suite.
@@ -69,7 +70,7 @@ class FakeRunner(suites.Runner):
     """Judges logs that were not made here."""
 
     def __init__(self):
-        self.host = type("Host", (), {"hang_after": 30})()
+        self.of = type("Call", (), {"hang_after": 30})()
 
 
 class Culprits(unittest.TestCase):
@@ -137,43 +138,103 @@ class Timelines(unittest.TestCase):
 
     def test_the_predicted_step_is_the_sum_of_its_parts(self):
         """16 layers: 252 ms with what is not in the table (1.5 ms)."""
-        self.assertAlmostEqual(sum(timeline.predicted_ms(part, 16) for part in results.predictions()["parts"]), 250.5, delta=2)
+        rows = [row for row in report.read("predictions.json")["rows"] if "layer" in row]
+        self.assertAlmostEqual(sum(report.predicted(row, layers=16) for row in rows), 250.5, delta=2)
+        self.assertEqual({row["fact"] for row in rows} - {f"timeline.{part}" for part, _ in timeline.PARTS}, set())
 
 
 class Report(unittest.TestCase):
-    def test_much_is_clipped_and_says_where_the_rest_is(self):
-        lines = report.clipped(["x" * 1000] * 50, 2000, "a.log")
-        self.assertLess(sum(len(line) + 1 for line in lines), 2100)
-        self.assertEqual(lines[-1], "... 46 more lines in a.log")
+    def line_of(self, fact, card="NVIDIA H200, 139 GiB", **entry):
+        known = {fact: {"device": card, **entry}}
+        what = next(row["what"] for row in report.read("predictions.json")["rows"] if row["fact"] == fact)
+        return next(line for line in report.table(known, "NVIDIA H200") if line.startswith(what + " "))
 
-    def test_a_figure_says_device_prediction_peer_and_limit(self):
-        line, source = results.table([{"name": "gpu.add", "value": 60.0, "unit": "us", "limit": 50.0, "peer": "torch", "ratio": 1.5,
-                                       "pass": False, "device": "NVIDIA H200, 139 GiB", "note": "x"}])
-        for part in ("gpu.add", "60 us", "predicted 53", "limit 50", "1.50x torch", "MISSED", "[H200]"):
-            self.assertIn(part, line)
-        self.assertIn("not measured", source)
+    def test_ratios_count_on_any_card_beside_one_torch(self):
+        for peer, ratio, wanted in [("torch 2.15.0", 1.07, " ok"), ("torch 2.15.0", 1.01, "MISSED 1.05x"),
+                                    ("torch 2.11.0", 1.01, "not judged (1.05x of torch 2.15)")]:
+            line = self.line_of("llama1b.step", "NVIDIA H100 80GB HBM3", value=60000.0, peer=peer, ratio=ratio)
+            for part in ("60000 tokens/s", "predicted 65000", f"{ratio:.2f}x {peer}", wanted, "[H100 80GB HBM3]"):
+                self.assertIn(part, line)
+
+    def test_absolute_targets_count_on_one_card(self):
+        self.assertIn("MISSED >= 65000", self.line_of("llama1b.step", value=64000.0))
+        self.assertNotIn("MISSED", self.line_of("llama1b.step", "NVIDIA H100 80GB HBM3", value=64000.0))
+        self.assertIn("not judged (1.05x of torch 2.15), ok", self.line_of("llama1b.step", value=65500.0, ratio=1.0, peer="torch 2.11.0"))
+        self.assertNotIn("[", self.line_of("llama1b.step", value=64000.0))
+
+    def test_a_limit_of_the_same_run_counts_on_any_card(self):
+        self.assertIn("MISSED 1.031x of the limit", self.line_of("gpu.gemm.square", "NVIDIA H100", value=1600.0, limit=1500.0))
+        self.assertIn("limit 1500", self.line_of("gpu.gemm.square", "NVIDIA H100", value=1501.0, limit=1500.0))
+
+    def test_seconds_become_rates(self):
+        self.assertIn("4 TB/s", self.line_of("limits.copy.seconds", value=0.0005))
+
+    def test_questions_have_an_answer_or_were_not_reached(self):
+        lines = report.questions({"step.graph": {"value": "ok"}, "faults.seconds": {"value": 3.5}, "suite.StagedGroups": {"value": "ok"}})
+        answer = lambda words: next(line.split("  ")[0] for line in lines if words in line)
+        self.assertEqual((answer("Can a recording"), answer("a million bad ids"), answer("several ranks"), answer("NCCL")),
+                         ("yes", "NO", "not reached", "not reached"))
+
+    def test_it_fits_whatever_was_found(self):
+        known = state.State(pathlib.Path("/folder"))
+        known.card = "NVIDIA H200"
+        for number, step in enumerate(steps.STEPS):
+            known.record(step.name, status="failed", seconds=1.0, why="w" * 1000, lines=[f"line {number} " + "x" * 400] * 200)
+        for row in report.read("predictions.json")["rows"]:
+            known.facts[row["fact"]] = {"value": 1e9 / 3, "note": "n" * 500, "peer": "torch 2.11.0", "ratio": 1.0, "device": "NVIDIA H100"}
+        text = report.text(known, "/out")
+        self.assertLessEqual(len(text), report.LIMIT)
+        self.assertGreater(len(text), report.LIMIT * 0.85)
+        for number, step in enumerate(steps.STEPS):
+            self.assertTrue(f"FAILED {step.name}," in text and f"logs/{step.name.replace(' ', '-')}.log" in text, step.name)
+        for row in report.read("questions.json"):
+            self.assertTrue(row["question"] in text, row)
 
 
-class Plan(unittest.TestCase):
-    def test_calls_fit_into_the_time_a_card_is_lent(self):
-        self.assertLessEqual(sum(stages.STAGES[name].seconds for name in stages.PLAN), stages.PLAN_SECONDS)
-        for name, stage in stages.STAGES.items():
-            self.assertLessEqual(stage.seconds, stages.CALL_SECONDS, name)
-            self.assertLessEqual(sum(step.seconds for step in stage.steps), stage.seconds, name)
+class Tables(unittest.TestCase):
+    def test_groups_fit_into_the_first_call(self):
+        self.assertLessEqual(sum(steps.GROUPS.values()), steps.CALLS["first"])
+        for step in steps.STEPS:
+            self.assertTrue(step.background or step.seconds <= steps.GROUPS[step.group], step.name)
 
-    def test_the_readme_has_the_table(self):
-        self.assertIn(stages.plan_text(), (SOURCE / "tools/gpu/README.md").read_text())
+    def test_the_readme_has_the_groups(self):
+        text = (SOURCE / "tools/gpu/README.md").read_text()
+        for group, seconds in steps.GROUPS.items():
+            self.assertIn(f"\n| {group} | {seconds} s |", text)
+
+    def test_steps_need_what_comes_before_them(self):
+        seen = []
+        for step in steps.STEPS:
+            self.assertNotIn(step.name, seen)
+            for need in step.needs:
+                self.assertTrue(need in seen or need in ("torch", "compute-sanitizer"), (step.name, need))
+            self.assertTrue(step.after is None or step.after in seen, step.name)
+            seen.append(step.name)
+            for condition in step.judge:
+                facts.parse(condition)
 
     def test_suites_are_those_of_the_tests(self):
         text = "".join(path.read_text() for path in (SOURCE / "tests/cuda").glob("*_test.cpp"))
-        for name in stages.SUITES + stages.DRY_SUITES:
+        for name in steps.SUITES + steps.DRY_SUITES:
             self.assertRegex(text, rf"\b{name.split('/')[-1]}\b", name)
 
-    def test_predicted_figures_exist(self):
-        text = (SOURCE / "tools/bench/gpu.cpp").read_text() + (SOURCE / "tools/bench/gpu_ops.cpp").read_text()
-        for name in results.predictions()["figures"]:
-            self.assertIn(f'"{name.split(".", 2)[-1] if name.startswith("gpu.gemm.") else name if "step" in name else name[4:]}"',
-                          text + '"copy"')
+    def test_facts_that_are_asked_for_are_printed_by_someone(self):
+        """Each name begins with a step's, a suite's or a figure's, and its last part stands in what prints it."""
+        names = [row["fact"] for row in report.read("predictions.json")["rows"]]
+        names += [facts.parse(condition)[0] for row in report.read("questions.json") for condition in row.get("yes_if", [])]
+        names += [facts.parse(condition)[0] for step in steps.STEPS for condition in step.judge]
+        known = {step.name for step in steps.STEPS}
+        sources = "".join(path.read_text() for folder in ("tools/bench", "tools/gpu/check", "runtime/cuda", "tests/cuda")
+                          for path in (SOURCE / folder).glob("*.*") if path.suffix in (".cpp", ".py"))
+        for name in names:
+            first, _, rest = name.partition(".")
+            if first == "step":
+                self.assertIn(rest, known)
+            elif first == "suite":
+                self.assertIn(rest, steps.SUITES)
+            else:
+                self.assertIn(first, known | {"gpu"}, name)
+                self.assertIn(rest.split(".")[-1], sources, name)
 
 
 if __name__ == "__main__":

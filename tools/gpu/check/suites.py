@@ -1,17 +1,28 @@
 """Test suites of a gtest program on a card, each in a process of its own, so that a lost device or a hang ends one test.
 
+usage: suites.py            runs every suite that suites.json does not call done, and writes down how it ended
+       suites.py --closer   runs what failed once more, each test alone
+
 A test that hangs, crashes or loses the device is the culprit: what comes after it in its suite runs in a new process. Tests
-that fail run once more alone with CUDA_LAUNCH_BLOCKING=1, so that an error shows at the launch that made it, and under
+that failed run alone with CUDA_LAUNCH_BLOCKING=1, so that an error shows at the launch that made it, and under
 compute-sanitizer where that is found.
 """
 
 import concurrent.futures
+import json
+import os
 import re
+import shutil
+import sys
+import threading
 import time
 
-import stages
-from host import result
+import process
+import steps
+from host import call, word
 
+DONE = ("ok", "skipped")
+MARGIN = 4  # seconds that are left to say what was seen
 MARK = re.compile(r"^\[ *(RUN|OK|FAILED|SKIPPED) *\] (\S+?\.[^ ,]+)(?:, where .*)?(?: \((\d+) ms\))?$")
 
 
@@ -59,53 +70,61 @@ def list_suites(text):
 
 
 def lost_device(test):
-    return next((code for code in stages.LOST_DEVICE if any(code in line for line in test.lines)), None)
+    return next((code for code in steps.LOST_DEVICE if any(code in line for line in test.lines)), None)
 
 
 class Suite:
-    """One suite's run. status: ok, failed, or "not run" if the stage's time was over."""
+    """One suite's run. status: ok, failed, skipped if all of it was, or "not run" if the time was over."""
 
     def __init__(self, name, tests):
         self.name, self.left = name, list(tests)
         self.failures = []  # (test, what happened, its lines)
         self.passed = self.skipped = 0
         self.seconds = 0.0
-        self.closer = []    # what the runs after the failure said: (heading, lines)
 
     @property
     def status(self):
-        return "failed" if self.failures else "not run" if self.left else "ok"
+        return "failed" if self.failures else "not run" if self.left else "ok" if self.passed else "skipped"
 
     def as_json(self):
         return {"status": self.status, "seconds": round(self.seconds, 1), "passed": self.passed, "skipped": self.skipped,
                 "failed": [{"test": test, "what": what} for test, what, _ in self.failures], "not_run": self.left}
 
+    def report(self):
+        lines = []
+        for place, (test, what, printed) in enumerate(self.failures):
+            lines.append(f"{test}: {what}")
+            if place == 0:  # what comes after it in a suite is often the same
+                lines += ["    " + line for line in both_ends(printed, 15, 15 if "lost the device" in what else 0)]
+        return lines + ([f"{self.name}: {len(self.left)} tests were not run"] if self.left else [])
+
 
 class Runner:
-    def __init__(self, host, seconds):
-        self.host, self.until = host, time.monotonic() + seconds
-        self.program = host.test_program()
-        self.folder = host.out / "suites"
+    def __init__(self, of, program):
+        self.of, self.program = of, program
+        self.until = time.monotonic() + of.seconds - MARGIN
+        self.folder = of.folder / "suites"
         self.folder.mkdir(exist_ok=True)
+        self.known, self.lock = read(of.folder), threading.Lock()
 
     def time_left(self):
-        return min(self.until - time.monotonic(), self.host.left())
+        return 0 if process.stopping.is_set() else self.until - time.monotonic()
 
     def find(self):
         """All suites in the order of the table."""
         listing = self.folder / "list.txt"
         listing.write_text("")
-        ended = self.host.run([self.program, "--gtest_list_tests"], 60, listing)
+        ended = process.run([self.program, "--gtest_list_tests"], self.time_left(), listing)
         text = listing.read_text(errors="replace")
         known = list_suites(text)
         if ended.status or not known:
-            raise RuntimeError(f"{self.program} does not list its tests: {text.strip()[-300:] or ended}")
-        names = [name for name in stages.SUITES if name in known] + [name for name in known if name not in stages.SUITES]
-        if self.host.dry:
-            names = [name for name in names if name in stages.DRY_SUITES]
+            raise OSError(f"{self.program} does not list its tests: {text.strip()[-300:] or ended}")
+        names = [name for name in steps.SUITES if name in known] + [name for name in known if name not in steps.SUITES]
+        if self.of.dry:
+            names = [name for name in names if name in steps.DRY_SUITES]
         return [Suite(name, known[name]) for name in names]
 
-    def process(self, tests, label, before=(), environment=(), seconds=stages.SUITE_SECONDS):
+    def run_tests(self, tests, label, before=(), environment=(), seconds=steps.SUITE_SECONDS):
         """One process that runs these tests: its end, its log, whether nothing was heard of it for too long."""
         log = self.folder / (re.sub(r"\W+", "_", label) + ".log")
         log.write_text("")
@@ -115,19 +134,24 @@ class Runner:
             size = log.stat().st_size
             if size != heard[0]:
                 heard[:] = size, time.monotonic()
-            return time.monotonic() - heard[1] > self.host.hang_after
+            return time.monotonic() - heard[1] > self.of.hang_after
 
-        ended = self.host.run([*before, self.program, "--gtest_color=no", "--gtest_filter=" + ":".join(tests)],
-                              min(seconds, self.time_left()), log, environment=environment, watch=is_silent)
+        ended = process.run([*before, self.program, "--gtest_color=no", "--gtest_filter=" + ":".join(tests)],
+                            min(seconds, self.time_left()), log, watch=is_silent,
+                            environment={**os.environ, **dict(environment)})
         return ended, log.read_text(errors="replace"), is_silent()
 
     def run(self, suite):
         start = time.monotonic()
-        while suite.left and len(suite.failures) < stages.CULPRITS and self.time_left() > 1:
-            ended, text, silent = self.process(suite.left, suite.name if not suite.failures else f"{suite.name}-after-{len(suite.failures)}")
+        while suite.left and len(suite.failures) < steps.CULPRITS and self.time_left() > 1:
+            ended, text, silent = self.run_tests(suite.left, suite.name if not suite.failures else f"{suite.name}-after-{len(suite.failures)}")
             if not self.take(suite, ended, text, silent):
                 break
         suite.seconds = time.monotonic() - start
+        with self.lock:  # whoever stops this program finds what it has seen
+            self.known[suite.name] = suite.as_json()
+            write(self.of.folder, self.known)
+            print(json.dumps({"name": f"suite.{suite.name}", "value": suite.status}), flush=True)
         return suite
 
     def take(self, suite, ended, text, silent):
@@ -140,7 +164,7 @@ class Runner:
                     suite.failures.append((test.name, f"did not end in the time its suite had, {ended.seconds:.0f} s", test.lines))
                     suite.left.remove(test.name)
                     return False
-                how = (f"hung: nothing was heard of it for {self.host.hang_after:.0f} s" if silent else
+                how = (f"hung: nothing was heard of it for {self.of.hang_after:.0f} s" if silent else
                        f"ended its process with status {ended.status}")
                 suite.failures.append((test.name, how, test.lines))
                 suite.left.remove(test.name)
@@ -162,57 +186,77 @@ class Runner:
                                    text.splitlines()[-15:]))
         return False
 
-    def look_closer(self, suite):
-        """Each failure once more, alone: launches that wait, then the sanitizer. A hang would only hang again."""
-        for test, what, _ in suite.failures[:stages.CULPRITS]:
-            if what.startswith("hung") or self.time_left() < 5:
-                continue
-            ended, text, _ = self.process([test], f"{test}-blocking", environment={"CUDA_LAUNCH_BLOCKING": "1"}.items())
-            again = parse(text)
-            if again and again[0].status == "ok":
-                suite.closer.append((f"{test} alone, with CUDA_LAUNCH_BLOCKING=1: passed", []))
-            else:
-                lines = both_ends(again[0].lines if again else text.splitlines(), 6, 6)
-                suite.closer.append((f"{test} alone, with CUDA_LAUNCH_BLOCKING=1:", lines))
-            if self.host.has("compute-sanitizer") and not self.host.dry:
-                # Each block of memory alone: else what lies beyond one is another's, and no error.
-                _, text, _ = self.process([test], f"{test}-sanitizer", before=["compute-sanitizer", "--tool", "memcheck"],
-                                          environment={"SHERD_DEVICE_MEMORY": "separate"}.items(), seconds=90)
-                found = [line for line in text.splitlines() if line.startswith("=========")]
-                suite.closer.append((f"{test} under compute-sanitizer:", found[1:13]))
+    def look_closer(self, test):
+        """Runs a test once more, alone: with launches that wait, then under the sanitizer."""
+        environment = {"CUDA_LAUNCH_BLOCKING": "1"}
+        ended, text, _ = self.run_tests([test], f"{test}-blocking", environment=environment.items())
+        again = next((found for found in parse(text) if found.name == test), None)
+        if again and again.status == "ok":
+            return [f"{test} alone, with CUDA_LAUNCH_BLOCKING=1: passed"]
+        lines = [f"{test} alone, with CUDA_LAUNCH_BLOCKING=1: failed"]
+        lines += ["    " + line for line in both_ends(again.lines if again else text.splitlines(), 6, 6)]
+        if shutil.which("compute-sanitizer") and not self.of.dry and self.time_left() > 5:
+            # Each block of memory alone: else what lies beyond one is another's, and no error.
+            _, text, _ = self.run_tests([test], f"{test}-sanitizer", before=["compute-sanitizer", "--tool", "memcheck"],
+                                        environment={"SHERD_DEVICE_MEMORY": "separate"}.items())
+            found = [line for line in text.splitlines() if line.startswith("=========")]
+            lines += [f"{test} under compute-sanitizer:", *("    " + line for line in found[1:13])]
+        return lines
 
 
-def run(host, step, failed_only=False):
-    runner = Runner(host, step.seconds)
-    every = runner.find()
-    chosen, untouched = every, {}
-    if failed_only:
-        before = host.read_json("suites.json") or {}
-        chosen = [suite for suite in every if before.get(suite.name, {}).get("status") != "ok"]
-        untouched = {name: suite for name, suite in before.items() if name not in {s.name for s in chosen}}
-        if not chosen:
-            return result(note="no suite failed before")
-    parallel = host.sized(stages.PARALLEL_SUITES, 2)
-    with concurrent.futures.ThreadPoolExecutor(parallel) as pool:  # in order; results of later ones wait for none
+def read(folder):
+    try:
+        return json.loads((folder / "suites.json").read_text())
+    except OSError:
+        return {}
+
+
+def write(folder, known):
+    part = folder / "suites.json.part"
+    part.write_text(json.dumps(known, indent=1) + "\n")
+    part.replace(folder / "suites.json")
+
+
+def tell(headline, lines=()):
+    print(f"---- suites\n{headline}", *lines, sep="\n", flush=True)
+
+
+def run_suites(runner):
+    chosen = [suite for suite in runner.find() if runner.known.get(suite.name, {}).get("status") not in DONE]
+    with concurrent.futures.ThreadPoolExecutor(steps.PARALLEL_SUITES) as pool:  # in order; results of later ones wait for none
         done = list(pool.map(runner.run, chosen))
-        failed = [suite for suite in done if suite.failures]
-        list(pool.map(runner.look_closer, failed))
-    host.write_json("suites.json", {**untouched, **{suite.name: suite.as_json() for suite in done}})
-    left_out = [suite for suite in done if suite.left]
-    count = sum(suite.passed for suite in done)
+    lines = [line for suite in done for line in suite.report()]
     skipped = sum(suite.skipped for suite in done)
-    said = f"{count} tests of {len(done)} suites passed" + (f", {skipped} skipped" if skipped else "")
-    if not failed and not left_out:
-        return result(note=said)
-    why = [f"{test}: {what}" for suite in failed for test, what, _ in suite.failures]
-    why += [f"{suite.name}: {len(suite.left)} tests were not run" for suite in left_out]
-    lines = []
-    for suite in failed:
-        for place, (test, what, printed) in enumerate(suite.failures):
-            lines.append(f"{test}: {what}")
-            if place == 0:  # what comes after it in a suite is often the same
-                lines += ["    " + line for line in both_ends(printed, 15, 15 if "lost the device" in what else 0)]
-        for heading, printed in suite.closer:
-            lines += ["  " + heading, *("    " + line for line in printed)]
-    lines += why[-len(left_out):] if left_out else []
-    return result(1, why=f"{said}; {len(why)} failures, first {why[0]}", lines=lines)
+    said = f"{sum(suite.passed for suite in done)} tests of {len(done)} suites passed" + (f", {skipped} skipped" if skipped else "")
+    failed = [failure for suite in done for failure in suite.failures]
+    if failed:
+        said += f"; {len(failed)} failures, first {failed[0][0]}: {failed[0][1]}"
+    tell(said, lines)
+    return 1 if lines else 0
+
+
+def run_closer(runner):
+    """A hang would only hang again."""
+    tests = [failed["test"] for suite in runner.known.values() for failed in suite["failed"][:steps.CULPRITS]
+             if not failed["what"].startswith("hung")]
+    with concurrent.futures.ThreadPoolExecutor(steps.PARALLEL_SUITES) as pool:
+        lines = [line for found in pool.map(lambda test: runner.look_closer(test) if runner.time_left() > 1 else [], tests)
+                 for line in found]
+    passed = sum(line.endswith("=1: passed") for line in lines)
+    tell(f"{len(tests)} tests alone, {passed} of them passed" if tests else "no test failed", lines)
+    return 1 if passed < len(tests) else 0
+
+
+def main():
+    process.stop_on_signals()
+    of = call()
+    runner = Runner(of, word("tests", of.dry))
+    try:
+        return run_closer(runner) if "--closer" in sys.argv[1:] else run_suites(runner)
+    except OSError as error:
+        tell(error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,10 +1,20 @@
-"""Kernels and their times as ncu writes them down, by what they are for, beside what was predicted."""
+"""Where one captured step goes: two layers of llama1b, which have all that sixteen have, kernel by kernel as ncu sees them, by
+what the kernels are for. Where there is no ncu, or it may not count, op by op: one eager step that waits for each."""
 
 import csv
+import json
 import re
+import shutil
+import sys
+import time
 
-import results
+import facts
+import process
+from host import call, word
 
+LAYERS = 2
+NCU = ["ncu", "--clock-control", "none", "--profile-from-start", "off", "--graph-profiling", "node", "--csv", "--page", "raw",
+       "--metrics", "gpu__time_duration.sum"]
 TO_US = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6}
 METRIC = "gpu__time_duration.sum"
 
@@ -64,34 +74,79 @@ def totals(launches, key):
     return sorted(sums.items(), key=lambda item: -item[1][1])
 
 
-def as_json(launches):
-    return {"launches": [[kernel, us] for kernel, us in launches], "parts": dict(totals(launches, part_of)),
-            "kernels": dict(totals(launches, short))}
-
-
-def predicted_ms(part, layers):
-    """Of a step with so many layers and its head; of the head's products and loss alone for 0."""
-    row = results.predictions()["parts"].get(part)
-    if row is None:
-        return None
-    return layers * row["per_layer"] + (row["step"] if layers else row["head"])
-
-
 def op_lines(ops):
-    """Of [name, inputs, calls, seconds]: where a step's time goes by ops, also where no profiler is allowed."""
+    """Lines for entries [name, inputs, calls, seconds], the longest first."""
     total = sum(seconds for *_, seconds in ops)
     text = [f"ops, each waited for: {sum(calls for _, _, calls, _ in ops)} calls, {total * 1e3:.2f} ms"]
     return text + [f"    {seconds * 1e3:>9.3f} ms {calls:>4} x {seconds / calls * 1e6:>8.1f} us  {name} {inputs}"
                    for name, inputs, calls, seconds in ops[:25]]
 
 
-def lines(launches, layers, title):
+def lines(launches):
+    """The longest kernels."""
     total = sum(us for _, us in launches)
-    text = [f"{title}: {len(launches)} launches, {total / 1e3:.2f} ms of kernels"]
-    for part, (count, us) in totals(launches, part_of):
-        foreseen = predicted_ms(part, layers)
-        foreseen = f"predicted {foreseen:.2f}" if foreseen else ""
-        text.append(f"  {part:<12} {count:>5} launches {us / 1e3:>9.3f} ms {100 * us / total:>5.1f} %  {foreseen}".rstrip())
-    for kernel, (count, us) in totals(launches, short)[:12]:
-        text.append(f"    {us / 1e3:>9.3f} ms {count:>4} x {us / count:>8.1f} us  {kernel}")
-    return text
+    text = [f"{len(launches)} launches, {total / 1e3:.2f} ms of kernels"]
+    return text + [f"    {us / 1e3:>9.3f} ms {count:>4} x {us / count:>8.1f} us  {kernel}"
+                   for kernel, (count, us) in totals(launches, short)[:25]]
+
+
+def fact(name, value, **more):
+    print(json.dumps({"name": f"timeline.{name}", "value": value, **more}), flush=True)
+
+
+class Step:
+    def __init__(self, of):
+        self.of, self.until = of, time.monotonic() + of.seconds - 3
+
+    def run(self, request, log, share=1.0, before=()):
+        """What the step answers to a request, or None; why not is in its log."""
+        log.write_text("")
+        command = ["sherd", "bench", "--child", "step", "--model", word("model", self.of.dry), "--layers", LAYERS, "--dtype", "bf16",
+                   "--device", "cuda", "--profile", "true" if before else "false"]
+        process.run([*before, *command], share * (self.until - time.monotonic()), log, stdin=request + "\n", cwd=self.of.bundle)
+        answers = [found for found in facts.objects(log.read_text(errors="replace")) if "peer" not in found]
+        return answers[0] if answers and "seconds" in answers[0] else None
+
+    def by_kernels(self):
+        table = self.of.folder / "timeline.csv"
+        table.unlink(missing_ok=True)
+        answer = self.run("1", self.of.folder / "timeline-ncu.log", share=0.7, before=[*NCU, "--log-file", table])
+        launches = read(table) if table.exists() else []
+        if not answer or not launches:
+            return False
+        fact("by", "ncu", how=answer["how"])
+        fact("kernels", len(launches))
+        fact("total", sum(us for _, us in launches) / 1e3, unit="ms")
+        for part, (count, us) in totals(launches, part_of):
+            fact(part, us / 1e3, unit="ms", launches=count)
+        print("---- kernels", *lines(launches), sep="\n")
+        return True
+
+    def by_ops(self):
+        answer = self.run("ops", self.of.folder / "timeline-ops.log")
+        if not answer or "ops" not in answer:
+            return False
+        fact("by", "ops")
+        fact("kernels", sum(calls for _, _, calls, _ in answer["ops"]))
+        fact("ops_total", sum(seconds for *_, seconds in answer["ops"]) * 1e3, unit="ms")
+        print("---- ops", *op_lines(answer["ops"]), sep="\n")
+        return True
+
+
+def main():
+    process.stop_on_signals()
+    of = call()
+    step = Step(of)
+    if not of.dry and shutil.which("ncu") and step.by_kernels():
+        return 0
+    if step.by_ops():
+        return 0
+    print("---- timeline")
+    for name in ("timeline.csv", "timeline-ncu.log", "timeline-ops.log"):
+        if (of.folder / name).exists():
+            print(f"{name}:", *(of.folder / name).read_text(errors="replace").splitlines()[-15:], sep="\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
