@@ -19,7 +19,7 @@ def main():
     names = []
     for page in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
         shown = programs(page.read_text(encoding="utf-8"))
-        assert shown or page.name != "README.md", "README.md shows no program with a main()"
+        assert shown or page != root / "README.md", "README.md shows no program with a main()"
         for number, text in enumerate(shown, 1):
             names.append(f"{page.stem}_{number}")
             (folder / f"{names[-1]}.cpp").write_text(text, encoding="utf-8")

@@ -7,9 +7,9 @@ namespace sherd::cuda {
 
 namespace {
 
-constexpr int kSide = 32;      // rows and columns of a tile of scores
-constexpr int kThreads = 256;  // 16 x 16; each has 2 x 2 of a tile, 16 apart
-constexpr int kColumns = 128;  // of a result per block
+constexpr int kSide = 32;           // rows and columns of a tile of scores
+constexpr int kTiledThreads = 256;  // 16 x 16; each has 2 x 2 of a tile, 16 apart
+constexpr int kColumns = 128;       // of a result per block
 constexpr int kPieces = kColumns / kSide;
 constexpr int kThreadColumns = kColumns / 16;
 
@@ -39,7 +39,7 @@ struct Rows {
 /// tile = rows from `first` on, columns from `column` on; zeros beyond.
 template <class T, class C>
 __device__ inline void load(const Rows<T>& x, int first, int column, int k, Tile<C>& tile) {
-  for (int i = thread_index(); i < kSide * kSide; i += kThreads) {
+  for (int i = thread_index(); i < kSide * kSide; i += kTiledThreads) {
     const int r = i / kSide, c = i % kSide;
     const bool there = first + r < x.count && column + c < k;
     tile.at[r][c] = there ? to_compute(x.data[(first + r) * x.row + (column + c) * x.element]) : C{};
@@ -256,7 +256,7 @@ TiledArguments<T> arguments_of(const AttentionShape& n) {
 template <class T>
 Grid grid_of(const TiledArguments<T>& a, int heads) {
   return {.blocks = attention_blocks(a.batches, heads, a.tiles, a.parts),
-          .threads = kThreads,
+          .threads = kTiledThreads,
           .shared_bytes = sizeof(TiledShared<Compute<T>>)};
 }
 
@@ -308,9 +308,9 @@ void tiled_attention_backward(cudaStream_t stream, const AttentionShape& n, cons
 void attention_row_dots(cudaStream_t stream, const AttentionShape& n, const AttentionBackward& t) {
   dispatch(n.dtype, [&]<class T>(Type<T>) {
     const std::int64_t rows = n.query_rows();
-    constexpr std::int64_t per_block = kThreads / kWarp;
+    constexpr std::int64_t per_block = kTiledThreads / kWarp;
     launch(stream, row_dots<T>,
-           {.blocks = {static_cast<unsigned>((rows + per_block - 1) / per_block), 1, 1}, .threads = kThreads},
+           {.blocks = {static_cast<unsigned>((rows + per_block - 1) / per_block), 1, 1}, .threads = kTiledThreads},
            Heads<T>(t.grad, n.k), Heads<T>(t.out, n.k), static_cast<Compute<T>*>(t.dot), n.h, n.tq, n.k, rows);
   });
 }
