@@ -277,6 +277,22 @@ TEST(DiscoverRank, MpiLaunchersAndFlux) {
   }
 }
 
+TEST(DiscoverRank, HydraWithinOneTaskOfAnotherLauncher) {
+  for (const Identity& c : std::vector<Identity>{
+           {"mpirun in a flux run of one task",
+            merge(kHydra, {{"FLUX_TASK_RANK", "0"},
+                           {"FLUX_JOB_SIZE", "1"},
+                           {"FLUX_JOB_NNODES", "1"},
+                           {"FLUX_TASK_LOCAL_ID", "0"}}),
+            "Hydra", 1, 2, 1, 2},
+           {"mpirun where an image says that there is one rank",
+            merge(kHydra, {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}}),
+            "Hydra", 1, 2, 1, 2}}) {
+    SCOPED_TRACE(c.what);
+    expect_rank(discover(c.variables), c.source, c.rank, c.world_size, c.local_rank, c.local_world_size);
+  }
+}
+
 TEST(DiscoverRank, RanksThatNobodyHasNumberedAreRefused) {
   for (const auto& [variables, says] : std::vector<std::pair<Variables, std::string>>{
            {{{"PMI_SIZE", "2"}}, "PMI_SIZE=2: 2 ranks"},
@@ -288,6 +304,7 @@ TEST(DiscoverRank, RanksThatNobodyHasNumberedAreRefused) {
            {{{"MV2_COMM_WORLD_SIZE", "4"}}, "MV2_COMM_WORLD_SIZE=4: 4 ranks"},
            {{{"JSM_NAMESPACE_SIZE", "6"}}, "JSM_NAMESPACE_SIZE=6: 6 ranks"},
            {{{"PMI_RANK", "1"}}, "PMI_RANK=1: at least 2 ranks"},
+           {{{"PMI_RANK", "2147483647"}}, "PMI_RANK=2147483647: at least 2147483648 ranks"},
            {{{"PMIX_RANK", "3"}, {"PMIX_NAMESPACE", "prterun-n1-7@1"}}, "PMIX_RANK=3: at least 4 ranks"},
            // No step: an allocation, or a batch script.
            {merge({{"PMI_SIZE", "2"}}, without(kSlurm, "SLURM_STEP_ID")), "PMI_SIZE=2: 2 ranks"}})

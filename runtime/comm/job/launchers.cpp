@@ -14,9 +14,11 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "runtime/os/process_status.h"
@@ -99,6 +101,8 @@ int read_flux_local_size(const Environment& environment, const Launcher& launche
 std::optional<int> read_pals_file(const std::string& path) {
   constexpr std::size_t kNumRanksAt = 80;
   std::array<char, kNumRanksAt + sizeof(std::int32_t)> head{};
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return std::nullopt;  // a pipe would be waited for
   if (!std::ifstream(path, std::ios::binary).read(head.data(), head.size())) return std::nullopt;
   std::int32_t version = 0, ranks = 0;
   std::memcpy(&version, head.data(), sizeof version);
@@ -282,7 +286,7 @@ void check_is_alone(const Environment& environment) {
                                        {"JSM_NAMESPACE_SIZE", 0},
                                        {"PMI_RANK", 1},
                                        {"PMIX_RANK", 1}}) {
-    const int value = integer_of(text_of(environment, variable)).value_or(0);
+    const std::int64_t value = integer_of(text_of(environment, variable)).value_or(0);
     check(value + more <= 1,
           "{}={}: {}{} ranks were started, and no variables that Sherd knows say which of them this is; start them by "
           "`sherd run -n {}`, or unset {} to run alone",
@@ -295,8 +299,9 @@ void check_is_alone(const Environment& environment) {
 RankInfo read_launchers(const Environment& environment) {
   std::optional<RankInfo> info = read_known_launchers(environment);
   if (!info) info = read_launcher(environment, pals());
-  // In a Slurm job Hydra starts its proxies by srun, one per host.
-  if (!info || (info->source == "Slurm" && info->local_world_size == 1))
+  // Within a launcher that has started one task on each host (Slurm does so for Hydra's proxies), or one in all, Hydra
+  // may have started more; `sherd run` is what starts programs last.
+  if (!info || (info->local_world_size == 1 && info->source != "sherd run"))
     if (const auto found = read_launcher(environment, hydra()); found && (!info || is_nested_in(*found, *info)))
       info = found;
   if (!info) check_is_alone(environment);
