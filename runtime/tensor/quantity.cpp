@@ -18,9 +18,11 @@ struct Decimal {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-std::optional<int> parse_exponent(std::string_view text) {
+std::optional<int> parse_exponent(std::string_view signed_text) {
+  std::string_view text = signed_text;
   constexpr int kMost = 1000;  // far beyond what 64 bits hold
   if (text.starts_with('+')) text.remove_prefix(1);
+  if (text.empty() || (text[0] == '-' && signed_text.starts_with('+'))) return std::nullopt;
   int exponent = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), exponent);
   if (error != std::errc() || end != text.data() + text.size() || exponent < -kMost || exponent > kMost)

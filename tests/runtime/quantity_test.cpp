@@ -27,6 +27,7 @@ constexpr Text kTexts[] = {
     {"9.223372036854775807e18", 9223372036854775807, 9223372036854775807},
     // Not whole, or not a number.
     {"1.5", kNone, kNone},
+    {"1000e+-3", kNone, kNone},
     {"1e-3", kNone, kNone},
     {"", kNone, kNone},
     {".", kNone, kNone},
