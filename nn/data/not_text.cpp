@@ -11,7 +11,7 @@ namespace {
 
 using namespace std::string_view_literals;
 
-constexpr std::string_view kTokens = "sherd train does not read token ids yet; give the text that they were made of";
+constexpr std::string_view kTokens = "token ids are not read from it yet; give the text that they were made of";
 constexpr std::string_view kArchive = "unpack it, and give the text in it";
 
 constexpr NotText kPickle = {"is a pickle of Python", "write the text in it to a file first"};
@@ -52,7 +52,9 @@ constexpr NotText kHasNul = {"has a NUL byte, which no text has in UTF-8",
 std::optional<NotText> not_text(std::string_view name, std::string_view head) {
   for (const auto& [at, bytes, kind] : kSignatures)
     if (head.size() > at && head.substr(at).starts_with(bytes)) return kind;
-  if (name.ends_with(kBinary)) return kBinaryName;
+  if (std::ranges::equal(name.substr(name.size() - std::min(name.size(), kBinary.size())), kBinary,
+                         [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a - 'A' + 'a' : a) == b; }))
+    return kBinaryName;
   if (head.find('\0') != std::string_view::npos) return kHasNul;
   return std::nullopt;
 }

@@ -32,6 +32,7 @@ TEST(NotText, IsNamedWithWhatReadsIt) {
       {"t.npy", "\x93NUMPY" + rest, {"NumPy", "token ids"}},
       {"gpt2", "\x88\xD8\x34\x01" + rest, {"llm.c", "20240520", "give the text"}},
       {"llama3", "\xA1\xD9\x34\x01" + rest, {"llm.c", "20240801"}},
+      {"TRAIN.BIN", rest, {"TRAIN.BIN", "token ids"}},
       {"train.bin", rest, {"train.bin", "token ids"}},
       {"wide.txt", "w\0i\0d\0e\0"s, {"NUL", "UTF-16", "iconv"}},
       {"late.txt", std::string(65'535, 'a') + '\0', {"NUL"}},

@@ -68,6 +68,13 @@ TEST_F(ResumedDefaults, TakeTheMinLrOfTheSave) {
   EXPECT_EQ(load({file, "--resume", save_}).optimizer.min_lr, 5e-3) << "a file that does not name it";
 }
 
+TEST_F(ResumedDefaults, OfAllStepsSayThatNothingIsLeft) {
+  const ProgramEnd end = sherd_here({"train", "--resume", save_, "--threads", "1"});
+  EXPECT_EQ(end.status, kDone);
+  EXPECT_EQ(end.out, "") << "no report of steps that were not made";
+  EXPECT_NE(end.err.find(save_ + " has made all of its 2 steps; pass a larger --steps"), std::string::npos) << end.err;
+}
+
 // ---- no config file ----
 
 TEST(Defaults, AConfigFileMayBeLeftOutWhereFlagsSayWhatToTrainOn) {

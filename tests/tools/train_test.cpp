@@ -215,7 +215,7 @@ TEST_F(TrainProgram, AHybridStrategyHasAReplicaOnEachHost) {
   const ProgramEnd hosts =
       train_by_script(4, script("export SHERD_LOCAL_WORLD_SIZE=2 SHERD_LOCAL_RANK=$((SHERD_RANK % 2))"));
   EXPECT_EQ(hosts.status, 0) << hosts.err;
-  expect_within(hosts.err, {"4 ranks, strategy hybrid_shard"});
+  expect_within(hosts.err, {"4 ranks, strategy hybrid_shard", ", mesh replicate=2,dp=2\n"});
   EXPECT_EQ(losses_of(read_metrics()), named);
   const ProgramEnd uneven =
       train_by_script(4, script("export SHERD_LOCAL_WORLD_SIZE=3 SHERD_LOCAL_RANK=$SHERD_RANK; "

@@ -24,7 +24,7 @@ struct WrongCall {
 
 // {config}: a good config file; {text}: the text it trains on; {save}: the folder of saves of such a run; {hf}: a
 // Hugging Face directory of a GPT-2; {dir}: a folder for what a row names, in which are empty.txt, other.txt (no text
-// of the save), ids.safetensors (token 1000), and bad-*.toml (kBadConfigs).
+// of the save), hash.txt, text.gz, ids.bin, ids.safetensors (token 1000), and bad-*.toml (kBadConfigs).
 const std::vector<WrongCall> kWrongCalls = {
     // ---- commands ----
     {"trian", kUsage, {"\"trian\"", "did you mean train?", "`sherd help`"}},
@@ -82,6 +82,13 @@ const std::vector<WrongCall> kWrongCalls = {
     // ---- data and saves ----
     {"train --data {dir}/nothing.txt", kFailed, {"nothing.txt", "No such file"}},
     {"train --data {dir}/empty.txt", kFailed, {"empty.txt"}},
+    {"train --data {dir}/ids.safetensors",
+     kFailed,
+     {"ids.safetensors\" is safetensors", "sherd eval --tokens", "--vocabulary bytes"}},
+    {"train --data {dir}/text.gz", kFailed, {"text.gz\" is gzip", "gunzip", "--vocabulary bytes"}},
+    {"train --data {dir}/ids.bin", kFailed, {"ids.bin\" is binary by its name", "--vocabulary bytes"}},
+    {"train --data {text} --init-from {hf}", kFailed, {"init_from = {hf}", "67 tokens", "256 bytes", "--vocabulary"}},
+    {"train --data {dir}/hash.txt --init-from {save}", kFailed, {"hash.txt", "'#'", "not among the 29 characters"}},
     {"train --init-from {save}", kUsage, {"--init-from {save}", "--data PATH"}},
     {"train {config} --init-from {dir}", kFailed, {"\"{dir}\"", "manifest.json", "config.json"}},
     {"train {config} --init-from {save} --model.width 32",
@@ -96,7 +103,9 @@ const std::vector<WrongCall> kWrongCalls = {
     {"sample {hf}", kFailed, {"{hf}", "Hugging Face", "a save of sherd train"}},
     {"sample {save} --temperature -1", kUsage, {"--temperature", "-1"}},
     {"sample {save} --tokens 1e-1", kUsage, {"--tokens", "an integer", "\"1e-1\""}},
-    {"eval {save}", kUsage, {"--tokens FILE"}},
+    {"eval {save}", kUsage, {"--tokens FILE", "--data TEXT"}},
+    {"eval {save} --tokens {text}", kFailed, {"--tokens", "{text}\" is not a safetensors file", "--data"}},
+    {"eval {hf} --data {text}", kFailed, {"--data {text}", "{hf}", "Hugging Face", "--tokens"}},
     {"eval {hf} --tokens {dir}/ids.safetensors", kFailed, {"ids.safetensors", "is 1000", "67 tokens"}},
     {"export {save}", kUsage, {"two folders", "got 1 words"}},
     {"export {save} {dir}/out --dtype f8", kUsage, {"--dtype", "f32, bf16 or f16", "\"f8\""}},
@@ -121,6 +130,9 @@ class WrongCalls : public ::testing::Test {
     train_tiny(config, 1);
     for (const auto& [name, text] : kBadConfigs) dir_.write(fmt::format("files/{}", name), text);
     dir_.write("files/empty.txt", "");
+    dir_.write("files/hash.txt", "#" + tiny_text());
+    dir_.write("files/text.gz", "\x1F\x8B\x08");
+    dir_.write("files/ids.bin", "ids");
     dir_.write("files/other.txt", tiny_text() + "ok");
     const std::vector<std::int64_t> ids{1, 1000, 2, 3};
     const TensorBytes tensor{{"tokens", DType::i64, {2, 2}}, std::as_bytes(std::span(ids))};

@@ -88,17 +88,22 @@ std::string training_text(const TrainConfig& c) {
 }
 
 /// What the config of `sherd train` says; of another program's save it is said that there is none.
+std::string text_of(const Manifest& manifest, const TrainConfig& config) {
+  if (manifest.vocabulary.empty()) return "not known: weights of a Hugging Face directory";
+  const Vocabulary vocabulary = Vocabulary::from_text(manifest.vocabulary);
+  return fmt::format("{} ({} tokens) of {}", name(vocabulary.kind()), vocabulary.size(),
+                     config.data.empty() ? "no data" : config.data);
+}
+
 std::string run_lines(const Manifest& manifest, std::int64_t parameters) {
   const std::string ranks = fmt::format("{}", manifest.world_size);
   try {
     const TrainConfig c = train_config_from_toml(manifest.config, "its config");
-    const Vocabulary vocabulary = Vocabulary::from_text(manifest.vocabulary);
-    return line("run", fmt::format("{}, step {} of {}", manifest.run, manifest.step, c.steps)) +
+    return line("run", manifest.run.empty() ? "none: these weights were converted"
+                                            : fmt::format("{}, step {} of {}", manifest.run, manifest.step, c.steps)) +
            line("ranks", fmt::format("{}, mesh {}, {}", ranks, c.mesh.empty() ? "dp over all" : c.mesh,
                                      c.fully_shard ? "strategy " + c.strategy : "not sharded")) +
-           line("model", model_text(c.model, parameters)) +
-           line("text", fmt::format("{} ({} tokens) of {}", name(vocabulary.kind()), vocabulary.size(),
-                                    c.data.empty() ? "no data" : c.data)) +
+           line("model", model_text(c.model, parameters)) + line("text", text_of(manifest, c)) +
            line("training", training_text(c));
   } catch (const Error& error) {
     return line("run", fmt::format("{}, step {}", manifest.run, manifest.step)) + line("ranks", ranks) +

@@ -20,12 +20,13 @@ constexpr std::array kCommands = {
     Command{"run", "start ranks and watch over them: sherd run -n N -- COMMAND", run_launch},
     Command{"train", "train a model: sherd train [CONFIG.toml] [--data PATH] [flags]", run_train},
     Command{"sample", "print text from a checkpoint: sherd sample DIR [flags]", run_sample},
-    Command{"eval", "mean loss of a model over given tokens: sherd eval DIR --tokens FILE", run_eval},
+    Command{"eval", "mean loss of a model: sherd eval DIR --data TEXT, or --tokens FILE", run_eval},
     Command{"export", "write a model as a Hugging Face directory: sherd export DIR OUT", run_export},
     Command{"ckpt", "look into folders of saves: sherd ckpt ls|show|verify|diff|convert DIR", run_ckpt},
     Command{"info", "print what this build and this machine offer", run_info},
-    Command{"walk", "compare strategies and levers of memory: sherd walk [CONFIG.toml]", nullptr},
-    Command{"bench", "measure: sherd bench [NAME-PREFIX]", nullptr},
+    Command{"walk", "compare strategies and levers of memory: sherd walk [CONFIG.toml] (needs the target sherd-bench)",
+            nullptr},
+    Command{"bench", "measure: sherd bench [NAME-PREFIX] (needs the target sherd-bench)", nullptr},
 };
 
 void print_help(std::FILE* out) {
@@ -56,7 +57,7 @@ int run(const Command& command, std::span<const std::string_view> args) {
 int run_help(std::span<const std::string_view> args) {
   constexpr std::array<std::string_view, 1> kHelp{"--help"};
   check_usage(args.size() <= 1, "sherd help takes one command, got \"{}\"", fmt::join(args, " "));
-  if (!args.empty()) return run(find_command(args[0]), kHelp);
+  if (!args.empty() && args[0] != "help") return run(find_command(args[0]), kHelp);
   print_help(stdout);
   return kDone;
 }

@@ -20,7 +20,11 @@ constexpr std::int64_t kTokensInBatch = 4096;
 SafetensorsFile open_tokens(const std::string& path) {
   try {
     return SafetensorsFile::open(path);
-  } catch (const Error& error) { fail("--tokens wants token ids, and --data a text: {}", error.message()); }
+  } catch (const Error& error) {
+    const std::string_view message = error.message();
+    if (message.find("is not a safetensors file") == message.npos) throw;
+    fail("--tokens wants token ids, and --data a text: {}", message);
+  }
 }
 
 /// [B, T] of the file, checked against the model.

@@ -52,11 +52,18 @@ std::optional<MetricsFile> open_metrics(Trainer& trainer, const TrainConfig& con
 
 void print_what_is_trained(Trainer& trainer) {
   const std::string ids = meaning_of_ids(trainer.config().model, trainer.data().vocabulary());
+  const std::string& mesh = trainer.config().mesh;
   print(stderr,
-        fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}, {}{}{}\n",
+        fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}, {}{}{}{}{}\n",
                     trainer.model().num_parameters(), trainer.data().num_train(), trainer.data().num_validation(),
                     trainer.group().size(), trainer.group().size() == 1 ? "" : "s",
-                    sharding_text(trainer.config(), trainer.mesh().num_data_ranks()), ids.empty() ? "" : "; ", ids));
+                    sharding_text(trainer.config(), trainer.mesh().num_data_ranks()), mesh.empty() ? "" : ", mesh ",
+                    mesh, ids.empty() ? "" : "; ", ids));
+}
+
+/// A resume of a run that has made all of its steps.
+bool has_nothing_to_do(const Trainer& trainer, const TrainConfig& config) {
+  return !config.resume.empty() && trainer.first_step() >= config.steps;
 }
 
 TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
@@ -86,6 +93,11 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
   }
   print_units_once();
   if (trainer.is_regrouped()) return summary;
+  if (has_nothing_to_do(trainer, config)) {
+    print(stderr, fmt::format("{} has made all of its {} steps; pass a larger --steps to go on\n", config.resume,
+                              config.steps));
+    return summary;
+  }
   print(stdout, train_report(trainer, config, summary));
   if (summary.stopped_by != 0)
     print(stderr, fmt::format("stopped by {} after step {} of {}; --resume {} goes on from there\n",
@@ -106,7 +118,7 @@ int train_with(Trainer& trainer, const TrainConfig& config) {
     summary = train_as_rank_zero(trainer, config);
   } else {
     summary = run(trainer, config, [](const StepMetrics&) {});
-    if (!trainer.is_regrouped()) train_report(trainer, config, summary);
+    if (!trainer.is_regrouped() && !has_nothing_to_do(trainer, config)) train_report(trainer, config, summary);
   }
   return summary.stopped_by == 0 ? kDone : kStoppedAndSaved;
 }

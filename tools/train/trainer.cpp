@@ -118,6 +118,9 @@ void Trainer::open_data() {
     check(!config_.data.empty(), "there is no text to train on: set `data` in the config or pass --data PATH");
     if (resumed_) {
       const TrainConfig saved = train_config_from_toml(resumed_->manifest().config, config_.resume);
+      check(!resumed_->manifest().vocabulary.empty(),
+            "resume from {}: it holds weights that were converted, and no run; begin one on them by --init-from {}",
+            config_.resume, config_.resume);
       if (config_.vocabulary == "auto") config_.vocabulary = saved.vocabulary;
       check_recipe_of(resumed_->manifest());
       say_what_changes(saved);
