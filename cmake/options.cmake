@@ -3,6 +3,9 @@ set(SHERD_ONEDNN AUTO CACHE STRING "Build libsherd_onednn.so: AUTO (if oneDNN is
 set_property(CACHE SHERD_ONEDNN PROPERTY STRINGS AUTO ON OFF)
 set(SHERD_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them: address,undefined or thread")
 
+set(SHERD_LAYERS all CACHE STRING "What is built: all, or runtime alone with its tests, for a sanitizer that looks at no more")
+set_property(CACHE SHERD_LAYERS PROPERTY STRINGS all runtime)
+
 option(SHERD_UNITY "Compile sources of a folder eight at a time: a cold build is faster, one after a change is not" ON)
 
 set(CMAKE_CXX_STANDARD 20)

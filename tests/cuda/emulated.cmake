@@ -87,7 +87,7 @@ endforeach()
 # Not of staged groups: there a block is given back to the device while a stream waits for the host, which waits for it.
 # Giving back waits for the device, so a lost one is noticed earlier than two tests ask.
 add_test(NAME emulated.separate_memory COMMAND test_cuda --gtest_filter=-*Staged*:LostDevice.WaitsForAQueueThrow:LostDevice.HostWorkBehindAQueueFails)
-set_tests_properties(emulated.separate_memory PROPERTIES LABELS slow ENVIRONMENT SHERD_DEVICE_MEMORY=separate TIMEOUT 300)
+set_tests_properties(emulated.separate_memory PROPERTIES LABELS "slow;long" ENVIRONMENT SHERD_DEVICE_MEMORY=separate TIMEOUT 300)
 
 # The script that checks a GPU host, on a bundle like tools/gpu/pack's, with the emulated GPU in the place of the card.
 add_executable(bench_gpu_limits_emulated ${CMAKE_SOURCE_DIR}/tools/bench/gpu_limits.cpp)

@@ -146,7 +146,9 @@ TEST_F(Walk, OtherMeshesTypesAndModels) {
         {"--ranks", "4", "--param-dtype", "bf16"},
         {"--ranks", "4", "--link", "none", "--units", "fine", "--recompute", "full", "--strategy", "hybrid_shard"}}) {
     SCOPED_TRACE(fmt::format("{}", fmt::join(words, " ")));
-    const Result result = walk(words);
+    Words all = words;
+    all.insert(all.end(), {"--layers", "2"});
+    const Result result = walk(all);
     EXPECT_EQ(result.end.status, 0) << result.end.err;
     expect_all(result.rows);
   }

@@ -5,7 +5,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$root"
-[ -e build/asan/CMakeCache.txt ] || cmake --preset asan
+cmake --preset asan -DSHERD_LAYERS=all >&2
 cmake --build --preset asan -j "$(nproc)" --target soak_hostile >&2
 [[ " $* " == *" --seed "* ]] || set -- --seed "$RANDOM" "$@"
 exec build/asan/bin/soak_hostile "$@"

@@ -8,7 +8,7 @@ cd "$root"
 presets=(asan tsan)
 case "${1-}" in asan | tsan) presets=("$1"); shift ;; esac
 for preset in "${presets[@]}"; do
-  cmake --preset "$preset"
+  cmake --preset "$preset" -DSHERD_LAYERS=all
   cmake --build --preset "$preset" -j "$(nproc)"
   ctest --preset "$preset" -j "$(nproc)" -LE "slow|program" "$@"
 done
