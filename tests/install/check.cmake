@@ -46,7 +46,7 @@ run(${python} ${CMAKE_CURRENT_LIST_DIR}/paste.py ${CMAKE_CURRENT_LIST_DIR}/../..
 string(STRIP "${out}" pasted)
 run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR} -B ${WORK}/build -DCMAKE_PREFIX_PATH=${WORK}/installed
     "-DCMAKE_CXX_FLAGS=${CXX_FLAGS}" -DPASTED=${WORK}/pasted -DHEADERS=${orders})
-run(${CMAKE_COMMAND} --build ${WORK}/build)
+run(${CMAKE_COMMAND} --build ${WORK}/build --parallel 2)
 foreach(program outside outside_training ${pasted})
   run(${CMAKE_COMMAND} -E env --unset=LD_LIBRARY_PATH ${WORK}/build/${program} ${WORK}/${program}.files)
   message(STATUS "${program}: ${out}")
