@@ -14,7 +14,7 @@ namespace sherd {
 
 namespace {
 
-/// Of a batch of windows: enough that a forward has work for all threads, and little memory.
+/// The size of a batch of windows: enough that a forward has work for all threads, and little memory.
 constexpr std::int64_t kTokensInBatch = 4096;
 
 SafetensorsFile open_tokens(const std::string& path) {

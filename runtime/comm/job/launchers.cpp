@@ -260,7 +260,7 @@ bool is_nested_in(const RankInfo& inner, const RankInfo& outer) {
   return outer.local_world_size == 1 && outer.world_size <= inner.world_size && !same_place(inner, outer);
 }
 
-/// Of those that set variables of nobody else.
+/// Reads the launchers that set variables of nobody else.
 std::optional<RankInfo> read_known_launchers(const Environment& environment) {
   std::optional<RankInfo> info;
   for (const Launcher& launcher : launchers(environment)) {
