@@ -32,11 +32,11 @@ export PATH="$work/bin:$PATH"
 
 steps=()
 step() {  # NAME COMMAND...
-  local name=$1 start=$EPOCHREALTIME
+  local name=$1 start=${EPOCHREALTIME/,/.}
   shift
   echo; echo "newcomer: $name"
   "$@"
-  steps+=("$name=$(awk "BEGIN { printf \"%.1f\", $EPOCHREALTIME - $start }")")
+  steps+=("$name=$(awk "BEGIN { printf \"%.1f\", ${EPOCHREALTIME/,/.} - $start }")")
 }
 
 tree=$root
