@@ -64,7 +64,7 @@ __device__ void load_run(const void* data, std::int64_t at, bool constant, C (&x
   }
 }
 
-/// False for what computes a hundred instructions per element: vectors would only multiply its code.
+/// False for what computes a hundred instructions per element, and is rare: vectors would multiply its code.
 template <class F>
 inline constexpr bool kBoundByMemory = true;
 template <class M>
