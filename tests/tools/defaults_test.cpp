@@ -2,6 +2,8 @@
 // gets.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "runtime/tensor/nearest.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/program_here.h"
@@ -73,6 +75,27 @@ TEST_F(ResumedDefaults, OfAllStepsSayThatNothingIsLeft) {
   EXPECT_EQ(end.status, kDone);
   EXPECT_EQ(end.out, "") << "no report of steps that were not made";
   EXPECT_NE(end.err.find(save_ + " has made all of its 2 steps; pass a larger --steps"), std::string::npos) << end.err;
+}
+
+TEST_F(ResumedDefaults, SaveWhereTheSavesLie) {
+  EXPECT_EQ(load({"--resume", save_}).save, save_);
+  EXPECT_EQ(load({"--resume", save_ + "/step-000002/"}).save, save_);
+  EXPECT_EQ(load({"--resume", save_, "--save", dir_ / "other"}).save, dir_ / "other");
+  const std::string moved = dir_ / "moved";
+  std::filesystem::rename(save_, moved);
+  EXPECT_EQ(load({"--resume", moved}).save, moved);
+  EXPECT_EQ(load({"--resume", moved + "/step-000002"}).save, moved);
+  const ProgramEnd end = sherd_here({"train", "--resume", moved, "--steps", "3", "--threads", "1"});
+  EXPECT_EQ(end.status, kDone) << end.err;
+  EXPECT_NE(end.err.find("saves go to " + moved), std::string::npos) << end.err;
+  EXPECT_TRUE(std::filesystem::exists(moved + "/step-000003"));
+  EXPECT_FALSE(std::filesystem::exists(save_));
+}
+
+TEST_F(ResumedDefaults, OfDataThatIsNotThereSayWhoNamesIt) {
+  std::filesystem::rename(data_, dir_ / "elsewhere.txt");
+  expect_error([&] { load({"--resume", save_}); }, {"resume from " + save_, data_, "of the save", "--data PATH"});
+  EXPECT_EQ(load({"--resume", save_, "--data", dir_ / "elsewhere.txt"}).data, dir_ / "elsewhere.txt");
 }
 
 // ---- no config file ----

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <initializer_list>
 #include <limits>
 #include <utility>
@@ -349,12 +350,42 @@ void check_optimizer(const TrainConfig::Optimizer& o) {
 constexpr std::array<std::string_view, 8> kOfInvocation = {"resume", "overwrite",   "init_from",        "trace_steps",
                                                            "trace",  "print_units", "memory_by_module", "explain_peak"};
 
-void take_saved(ConfigTable& table, const std::string& dir) {
+/// The folder in which the save lies beside others of its run, or alone.
+std::string folder_of_saves(const std::string& dir, const std::string& save) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (!fs::equivalent(dir, save, ignored)) return dir;
+  const fs::path inside = fs::absolute(fs::path(dir) / "", ignored).lexically_normal();  // ends in '/'
+  return inside.parent_path().parent_path().string();
+}
+
+/// Gives the keys that `table` was not given the values of the newest good save in `dir`. Those of files are seen from
+/// where the run goes on: it saves beside that save, wherever the folder was at the time. Returns what was saved.
+TrainConfig take_saved(TrainConfig& config, ConfigTable& table, const std::string& dir) {
+  namespace fs = std::filesystem;
+  const ConfigTable given = table;
   const auto save = nn::open_newest_good(dir, *make_single_group(), nn::Verify::files, [](const std::string&) {});
   TrainConfig saved = train_config_from_toml(save->manifest().config, dir);
   for (const auto& [key, value] : bind(saved).values())
     if (!table.is_given(key) && std::ranges::find(kOfInvocation, key) == kOfInvocation.end())
       table.set(key, value, dir);
+  std::error_code ignored;
+  if (const std::string here = folder_of_saves(dir, save->dir());
+      !given.is_given("save") && !config.save.empty() && !fs::equivalent(config.save, here, ignored))
+    config.save = here;
+  check(given.is_given("data") || fs::exists(config.data, ignored),
+        "resume from {}: the data of the save, \"{}\", is not there; pass --data PATH", dir, config.data);
+  return saved;
+}
+
+void check_one_source(const CommandLine& line) {
+  const auto value = [&](std::string_view key) -> std::string_view {
+    const auto flag = std::ranges::find(line.flags, key, &CommandLine::Flag::key);
+    return flag == line.flags.end() ? "" : std::string_view(flag->text);
+  };
+  check_usage(value("init_from").empty() || value("resume").empty(),
+              "--init-from {} begins a run, and --resume {} goes on with one; give one of them", value("init_from"),
+              value("resume"));
 }
 
 /// What to train on comes from a config file, or from flags, and the defaults say the rest.
@@ -436,6 +467,7 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   const CommandLine line = parse_command_line(table, args);
   if (line.help) return std::nullopt;
   check_has_source(line);
+  check_one_source(line);
   if (!line.words.empty()) load_config_file(table, line.words[0]);
   const TrainConfig of_file = config;
   apply_flags(table, line);
@@ -449,8 +481,12 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   };
   go_on();
   // A run that resumes has the model of its checkpoint, whatever the first one of its kind started from.
+  std::optional<TrainConfig> saved;
   if (!config.resume.empty()) {
-    take_saved(table, config.resume);
+    saved = take_saved(config, table, config.resume);
+    if (rank.rank == 0 && !given.is_given("save") && config.save != saved->save)
+      say_on_stderr(fmt::format("resume from {}: saves go to {}, where that one lies; it was made in {}", config.resume,
+                                config.save, saved->save));
     go_on();  // the save may name the folder to save to, in which there is more of this job
     const std::string text = take_ranks_there_are(config, given, rank.full_world_size);
     if (rank.rank == 0 && !text.empty()) say_on_stderr(text);
@@ -462,6 +498,8 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   try {
     resolve(config);
   } catch (const Error& error) {
+    // What was given beside a save is at odds with it: that is said, and not what follows from it.
+    if (saved) check_resumes(*saved, config);
     // A file that is good by itself leaves the flags.
     if (line.flags.empty() || !is_good(of_file)) throw;
     throw ExitError(kUsage, error.message());
@@ -497,6 +535,13 @@ std::string recipe_difference(const TrainConfig& a, std::string_view a_name, con
   TrainConfig copy_a = a, copy_b = b;
   copy_a.optimizer.decay_steps = copy_b.optimizer.decay_steps;  // a plan for later steps
   return difference(bind(copy_a).values(KeyRole::recipe), a_name, bind(copy_b).values(KeyRole::recipe), b_name);
+}
+
+void check_resumes(const TrainConfig& saved, const TrainConfig& now) {
+  const std::string difference = recipe_difference(saved, "the checkpoint", now, "this run");
+  check(difference.empty(),
+        "resume from {}: {}; leave it out of config and flags to go on with the checkpoint's value, or begin a new run",
+        now.resume, difference);
 }
 
 std::string config_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,

@@ -144,6 +144,8 @@ TrainConfig train_config_from_toml(std::string_view text, const std::string& sou
 /// a resume: recipe_difference(saved, "the checkpoint", now, "this run").
 std::string recipe_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,
                               std::string_view b_name);
+/// Error if the recipes differ, with the first key, both values and the remedy.
+void check_resumes(const TrainConfig& saved, const TrainConfig& now);
 /// The same over all keys, for ranks, which must agree on everything that makes them act together.
 std::string config_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,
                               std::string_view b_name);

@@ -122,8 +122,10 @@ std::string mesh_with_replicas(std::string_view text, int ranks, int hosts, std:
   if (has(axes, "replicate")) return std::string(text);
   check(hosts > 1,
         "strategy = {} copies the shards over an axis of the mesh, mesh = \"{}\" names none, and all ranks are on one "
-        "host: pass --mesh replicate=2,dp=2",
-        strategy, text);
+        "host: {}",
+        strategy, text,
+        ranks % 2 == 0 ? fmt::format("pass --mesh replicate=2,dp={}", ranks / 2)
+                       : "start an even number of ranks, as sherd run -n 4 -- ..., and pass --mesh replicate=2,dp=2");
   check(axes.front().name == "dp",
         "strategy = {} on {} hosts: mesh = \"{}\" has another axis before dp, so it must say where replicate comes",
         strategy, hosts, text);
@@ -147,10 +149,11 @@ int count_data_ranks(const Axes& axes) {
 std::int64_t local_batch(const TrainConfig& config, std::int64_t data_ranks) {
   const std::int64_t parts = data_ranks * config.accumulate;
   const bool divides = config.batch % parts == 0;
+  const bool can_split = config.mesh.empty() && config.model.kv_heads > 0 && config.model.kv_heads % data_ranks == 0;
   check(divides || config.resume.empty(),
-        "batch = {} does not divide into {} ranks x {} micro-batches, and a resume keeps the batch; go on with {}, or "
-        "give the others to tp, as --mesh dp=1,tp={}",
-        config.batch, data_ranks, config.accumulate, ranks_that_divide(config, data_ranks), data_ranks);
+        "batch = {} does not divide into {} ranks x {} micro-batches, and a resume keeps the batch; go on with {}{}",
+        config.batch, data_ranks, config.accumulate, ranks_that_divide(config, data_ranks),
+        can_split ? fmt::format(", or give the ranks to tp by --mesh dp=1,tp={}", data_ranks) : "");
   check(divides, "batch = {} does not divide into {} ranks x {} micro-batches; make it a multiple of {}", config.batch,
         data_ranks, config.accumulate, parts);
   return config.batch / data_ranks;

@@ -46,8 +46,8 @@ std::string take_ranks_there_are(TrainConfig& config, const ConfigTable& given, 
     config.reshard_after_forward = true;
   }
   if (changes.empty()) return "";
-  return fmt::format("resume from {} on {} rank{}: {}; pass --mesh to choose", config.resume, ranks,
-                     ranks == 1 ? "" : "s", fmt::join(changes, "; "));
+  return fmt::format("resume from {} on {} rank{}: {}{}", config.resume, ranks, ranks == 1 ? "" : "s",
+                     fmt::join(changes, "; "), ranks == 1 ? "" : "; pass --mesh to choose");
 }
 
 }  // namespace sherd

@@ -28,11 +28,7 @@ constexpr const char* kWatchOfSave = "divergence_watch";
 }  // namespace
 
 void Trainer::check_recipe_of(const Manifest& save) {
-  const TrainConfig saved = train_config_from_toml(save.config, config_.resume);
-  const std::string difference = recipe_difference(saved, "the checkpoint", config_, "this run");
-  check(difference.empty(),
-        "resume from {}: {}; leave it out of config and flags to go on with the checkpoint's value, or begin a new run",
-        config_.resume, difference);
+  check_resumes(train_config_from_toml(save.config, config_.resume), config_);
 }
 
 // The same on all ranks, which have agreed on the data.
