@@ -54,6 +54,15 @@ Shape read_shape(const json& entry) {
   return shape;
 }
 
+/// "holds a, b, c and 5 more", of what a file without the wanted tensor has.
+std::string some_names(const std::deque<TensorEntry>& tensors) {
+  constexpr std::size_t kMost = 3;
+  std::vector<std::string_view> names;
+  for (std::size_t i = 0; i < std::min(kMost, tensors.size()); ++i) names.emplace_back(tensors[i].name);
+  return fmt::format("{}{}", names.empty() ? "none at all" : fmt::format("{}", fmt::join(names, ", ")),
+                     tensors.size() > kMost ? fmt::format(" and {} more", tensors.size() - kMost) : "");
+}
+
 /// One entry of the header; the tensors' bytes start at `data` and there are `data_bytes` of them.
 TensorEntry read_entry(const std::string& name, const json& entry, std::int64_t data, std::int64_t data_bytes) {
   check(entry.is_object(), "its header entry is not an object");
@@ -211,7 +220,7 @@ const TensorEntry* SafetensorsFile::find(std::string_view name) const {
 
 const TensorEntry& SafetensorsFile::at(std::string_view name) const {
   const TensorEntry* tensor = find(name);
-  check(tensor != nullptr, "\"{}\" holds no tensor \"{}\"", path(), name);
+  if (tensor == nullptr) fail("\"{}\" holds no tensor \"{}\", but {}", path(), name, some_names(tensors()));
   return *tensor;
 }
 

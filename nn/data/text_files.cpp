@@ -49,7 +49,7 @@ TextFiles TextFiles::open(const std::string& path) {
     result.files_.push_back({path, fs::path(path).filename().string(), 0, static_cast<std::int64_t>(size)});
   }
   std::erase_if(result.files_, [](const File& file) { return file.size == 0; });
-  check(!result.files_.empty(), "the data \"{}\" is empty", path);
+  check(!result.files_.empty(), "the data \"{}\" is empty; pass a text, or a folder of texts", path);
   std::int64_t begin = 0;
   for (File& file : result.files_) {
     file.begin = begin;

@@ -73,6 +73,20 @@ TEST_F(Start, RanksThatNobodyHasNumberedDoNotTrainAlone) {
   expect_within(end.err, {"PMI_SIZE=2: 2 ranks were started", "`sherd run -n 2`", "unset PMI_SIZE"});
 }
 
+TEST_F(Start, WithinAnotherLauncherIsRefusedByEachOfItsTasks) {
+  const ProgramEnd end =
+      run_program({SHERD_PROGRAM, "run", "-n", "2", "--", SHERD_PROGRAM, "run", "-n", "3", "true"}, {}, kLimit);
+  EXPECT_EQ(end.status, 2);
+  expect_within(end.err, {"sherd run has started this as rank ", "3 ranks of a job of its own", "COMMAND itself"});
+}
+
+TEST_F(Start, ACommandThatWritesOneFolderWantsOneRank) {
+  const ProgramEnd end =
+      run_program({SHERD_PROGRAM, "run", "-n", "2", "--", SHERD_PROGRAM, "export", "from", "to"}, {}, kLimit);
+  EXPECT_EQ(end.status, 2);
+  expect_within(end.err, {"sherd export runs on one rank", "sherd run has started 2"});
+}
+
 TEST_F(Start, TheDeadlineIsThatOfTheStartToo) {
   const ProgramEnd end = shell(rank(0, "--deadline 0.4") + status_of(0) + rank(1, "--deadline 0.4") + status_of(1));
   expect_within(end.out, {"status 0 1\n", "status 1 1\n"});

@@ -24,7 +24,8 @@ struct WrongCall {
 
 // {config}: a good config file; {text}: the text it trains on; {save}: the folder of saves of such a run; {hf}: a
 // Hugging Face directory of a GPT-2; {dir}: a folder for what a row names, in which are empty.txt, other.txt (no text
-// of the save), hash.txt, text.gz, ids.bin, ids.safetensors (token 1000), and bad-*.toml (kBadConfigs).
+// of the save), hash.txt, text.gz, ids.bin, ids.safetensors (token 1000), other.safetensors
+// (no "tokens"), and bad-*.toml (kBadConfigs).
 const std::vector<WrongCall> kWrongCalls = {
     // ---- commands ----
     {"trian", kUsage, {"\"trian\"", "did you mean train?", "`sherd help`"}},
@@ -55,6 +56,8 @@ const std::vector<WrongCall> kWrongCalls = {
     {"train {config} --steps 1e-3", kUsage, {"--steps", "an integer", "\"1e-3\""}},
     {"train {config} --steps 0", kUsage, {"steps must be at least 1", "0"}},
     {"train {config} --compile=yes", kUsage, {"--compile", "true or false", "\"yes\""}},
+    {"train {config} --compile yes", kUsage, {"--compile", "true or false", "\"yes\""}},
+    {"train {config} --compile 1", kUsage, {"--compile", "true or false", "\"1\""}},
     {"train {config} --memory-limit 8gigs", kUsage, {"--memory-limit", "8GB", "8GiB", "\"8gigs\""}},
     {"train {config} --offload optimizer --offload-keep 1.5", kUsage, {"--offload-keep", "bytes", "\"1.5\""}},
     {"train {config} --units bytes=lots", kUsage, {"units \"bytes=lots\"", "bytes=32MB"}},
@@ -65,7 +68,7 @@ const std::vector<WrongCall> kWrongCalls = {
      kFailed,
      {"\"dp=2,tp=2\"", "4 ranks", "has 1", "sherd run -n 4", "--mesh \"\""}},
     {"train {config} --strategy fullshard", kUsage, {"\"fullshard\"", "did you mean full_shard?"}},
-    {"train {config} --strategy hybrid_shard", kFailed, {"hybrid_shard", "--mesh replicate=2,dp=2"}},
+    {"train {config} --strategy hybrid_shard", kFailed, {"hybrid_shard", "sherd run -n 4", "--mesh replicate=2,dp=2"}},
     {"train {config} --param-dtype fp16", kUsage, {"param_dtype", "f32, bf16, f16", "\"fp16\""}},
     {"train {config} --device gpu", kUsage, {"device", "cuda", "\"gpu\""}},
     {"train {config} --batch 7 --accumulate 2", kUsage, {"batch = 7", "a multiple of accumulate = 2"}},
@@ -81,7 +84,7 @@ const std::vector<WrongCall> kWrongCalls = {
     {"train {dir}/bad-bytes.toml", kFailed, {"bad-bytes.toml:1", "memory_limit", "8GB", "\"8 gigs\""}},
     // ---- data and saves ----
     {"train --data {dir}/nothing.txt", kFailed, {"nothing.txt", "No such file"}},
-    {"train --data {dir}/empty.txt", kFailed, {"empty.txt"}},
+    {"train --data {dir}/empty.txt", kFailed, {"empty.txt", "a folder of texts"}},
     {"train --data {dir}/ids.safetensors",
      kFailed,
      {"ids.safetensors\" is safetensors", "sherd eval --tokens", "--vocabulary bytes"}},
@@ -96,6 +99,9 @@ const std::vector<WrongCall> kWrongCalls = {
      {"model.width = 32", "{save}", "16", "leave the key out"}},
     {"train --resume {dir}", kFailed, {"no checkpoint", "{dir}", "a folder that a run saved to"}},
     {"train --resume {save} --optimizer.lr 1", kFailed, {"optimizer.lr = 0.01", "1", "leave it out"}},
+    {"train --resume {save} --optimizer.lr 1e-5", kFailed, {"optimizer.lr = 0.01", "1e-05", "leave it out"}},
+    {"train --resume {save} --model.heads 4", kFailed, {"model.heads = 2", "4", "leave it out"}},
+    {"train --resume {save} --init-from {hf}", kUsage, {"--init-from {hf}", "--resume {save}", "one of them"}},
     {"train --resume {save} --data {dir}/other.txt", kFailed, {"other.txt", "--data PATH", "--init-from {save}"}},
     {"train --resume {save} --steps 1", kFailed, {"2 steps", "1 in all", "--steps"}},
     {"train {config} --save {save}", kFailed, {"\"{save}\"", "--resume", "--overwrite", "another folder"}},
@@ -104,6 +110,10 @@ const std::vector<WrongCall> kWrongCalls = {
     {"sample {save} --temperature -1", kUsage, {"--temperature", "-1"}},
     {"sample {save} --tokens 1e-1", kUsage, {"--tokens", "an integer", "\"1e-1\""}},
     {"eval {save}", kUsage, {"--tokens FILE", "--data TEXT"}},
+    {"eval {hf} --tokens {dir}/ids.safetensors --vocabulary bytes",
+     kUsage,
+     {"--vocabulary bytes", "--data", "--tokens"}},
+    {"eval {hf} --tokens {dir}/other.safetensors", kFailed, {"other.safetensors", "\"tokens\"", "but ids"}},
     {"eval {save} --tokens {text}", kFailed, {"--tokens", "{text}\" is not a safetensors file", "--data"}},
     {"eval {hf} --data {text}", kFailed, {"--data {text}", "{hf}", "Hugging Face", "--tokens"}},
     {"eval {hf} --tokens {dir}/ids.safetensors", kFailed, {"ids.safetensors", "is 1000", "67 tokens"}},
@@ -137,6 +147,8 @@ class WrongCalls : public ::testing::Test {
     const std::vector<std::int64_t> ids{1, 1000, 2, 3};
     const TensorBytes tensor{{"tokens", DType::i64, {2, 2}}, std::as_bytes(std::span(ids))};
     write_safetensors(dir_ / "files/ids.safetensors", std::span(&tensor, 1));
+    const TensorBytes other{{"ids", DType::i64, {2, 2}}, tensor.bytes};
+    write_safetensors(dir_ / "files/other.safetensors", std::span(&other, 1));
   }
 
   std::string filled(std::string text) const {

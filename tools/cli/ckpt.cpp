@@ -10,6 +10,7 @@
 #include "nn/checkpoint/compare.h"
 #include "nn/checkpoint/folder_lock.h"
 #include "nn/checkpoint/training_state.h"
+#include "nn/interop/huggingface_config.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/tensor/nearest.h"
@@ -140,6 +141,7 @@ int run_diff(const Words& words, bool json) {
 // --init-from. Only a model of 256 tokens is taken to know bytes: what other tokens stand for is not told here.
 int run_convert(const Words& words, bool) {
   if (!list_saves(words[0]).empty()) return run_export(std::vector<std::string_view>{words[0], words[1]});
+  check_one_rank("sherd ckpt convert");
   const Weights weights(words[0]);
   const FolderLock lock(words[1], fmt::format("sherd ckpt convert (process {})", ::getpid()));
   check(list_saves(words[1]).empty(), "\"{}\" holds saves already; convert into another folder", words[1]);
@@ -154,6 +156,8 @@ int run_convert(const Words& words, bool) {
   if (const Vocabulary bytes = Vocabulary::bytes(); config.model.vocabulary == bytes.size())
     manifest.vocabulary = bytes.to_text();
   nn::save_checkpoint(words[1], std::move(manifest), nn::training_state(*model), *make_single_group());
+  fmt::print("wrote {}: a save of {}, {} parameters\n", words[1], nn::huggingface_architecture(weights.config()),
+             model->num_parameters());
   return kDone;
 }
 

@@ -3,6 +3,9 @@
 #include <span>
 #include <string_view>
 
+#include "runtime/comm/job/rank.h"
+#include "tools/train/exit_status.h"
+
 namespace sherd {
 
 struct Command {
@@ -19,6 +22,13 @@ int run_eval(std::span<const std::string_view> args);    // eval.cpp
 int run_export(std::span<const std::string_view> args);  // export.cpp
 int run_ckpt(std::span<const std::string_view> args);    // ckpt.cpp
 int run_info(std::span<const std::string_view> args);    // info.cpp
+
+/// Error of usage where a launcher has started several ranks, each of which would write what `command` writes.
+inline void check_one_rank(std::string_view command) {
+  const RankInfo rank = discover_rank();
+  check_usage(rank.world_size == 1, "{} runs on one rank, and {} has started {}; call it without the launcher", command,
+              rank.source, rank.world_size);
+}
 
 // In sherd-bench.
 int run_bench(std::span<const std::string_view> args);  // bench.cpp

@@ -106,6 +106,8 @@ void check_flags(const EvalOptions& options) {
               "sherd eval needs {} of --tokens FILE, a safetensors file with i64 \"tokens\", and --data TEXT",
               options.data.empty() ? "one" : "only one");
   check_usage(options.data.empty() || options.logits.empty(), "--logits goes with --tokens, and not with --data");
+  check_usage(options.tokens.empty() || options.vocabulary == "auto",
+              "--vocabulary {} goes with --data, and not with --tokens", options.vocabulary);
   if (options.vocabulary != "auto") as_usage([&] { return vocabulary_kind_from_name(options.vocabulary); });
   as_usage([&] { return parse_device(options.device); });
 }

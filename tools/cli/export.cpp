@@ -56,6 +56,7 @@ int run_export(std::span<const std::string_view> args) {
   check_usage(dtype.empty() || dtype == "f32" || dtype == "bf16" || dtype == "f16",
               "--dtype must be f32, bf16 or f16, got \"{}\"", dtype);
   if (!dtype.empty()) options.dtype = dtype_from_name(dtype);
+  check_one_rank("sherd export");
 
   const Weights weights((*words)[0]);
   const auto model = nn::make_language_model(weights.config());

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "runtime/comm/job/rank.h"
 #include "runtime/tensor/nearest.h"
 #include "runtime/tensor/quantity.h"
 #include "tools/launch/supervise.h"
@@ -135,6 +136,11 @@ int run_launch(std::span<const std::string_view> args) {
   check_usage(!options.survive || options.restart.min_ranks == 0,
               "run: --min-ranks {} leaves ranks out for good, --survive waits for them to come back; give one of them",
               options.restart.min_ranks);
+  const RankInfo outside = discover_rank();
+  check_usage(outside.full_world_size == 1,
+              "run: {} has started this as rank {} of {}, and each of them would start {} ranks of a job of its own; "
+              "give COMMAND itself to that launcher, or start sherd run once",
+              outside.source, outside.rank, outside.full_world_size, options.ranks);
   options.command.assign(args.begin(), args.end());
   return supervise(options);
 }

@@ -233,6 +233,14 @@ std::string hint(std::string_view key, const ConfigTable& table) {
 }
 }  // namespace
 
+namespace {
+/// What other programs take for true or false, which is no word of the command.
+bool is_switch_elsewhere(std::string_view text) {
+  constexpr std::string_view kWords[] = {"0", "1", "yes", "no", "on", "off", "True", "False", "TRUE", "FALSE"};
+  return std::ranges::find(kWords, text) != std::end(kWords);
+}
+}  // namespace
+
 CommandLine parse_command_line(const ConfigTable& table, std::span<const std::string_view> args) {
   CommandLine line;
   for (std::size_t i = 0; i < args.size(); ++i) {
@@ -259,7 +267,8 @@ CommandLine parse_command_line(const ConfigTable& table, std::span<const std::st
     if (equals != std::string_view::npos) {
       line.flags.push_back({key, std::string(arg.substr(equals + 1)), spelled});
     } else if (table.is_switch(key)) {
-      const bool spelled_out = has_next && table.is_switch_value(key, args[i + 1]);
+      const bool spelled_out =
+          has_next && (table.is_switch_value(key, args[i + 1]) || is_switch_elsewhere(args[i + 1]));
       line.flags.push_back({key, spelled_out ? std::string(args[++i]) : "true", spelled});
     } else {
       check_usage(has_next && !args[i + 1].starts_with("--"), "{} needs a value", spelled);
