@@ -220,15 +220,18 @@ std::vector<T> Tensor::to_vector() const {
   if (is_distributed() && layout()->is_replicated()) return local().to_vector<T>();
   check_readable(*this, "to_vector()");
   if (device() != Device::cpu()) return on_host(*this).to_vector<T>();
-  std::vector<T> result;
-  result.reserve(static_cast<std::size_t>(numel()));
+  std::vector<T> result(static_cast<std::size_t>(numel()));
+  if (result.empty()) return result;
+  const int rows = std::max(ndim() - 1, 0);  // dims before the last, along which a row lies
+  const std::int64_t length = ndim() > 0 ? shape()[rows] : 1, stride = ndim() > 0 ? strides()[rows] : 1;
   visit_dtype(dtype(), [&]<class S>(Type<S>) {
     Dims index = Dims::filled(ndim(), 0);
-    for (std::int64_t n = 0; n < numel(); ++n) {
-      std::int64_t at = 0;
-      for (int i = 0; i < ndim(); ++i) at += index[i] * strides()[i];
-      result.push_back(convert<T>(data<S>()[at]));
-      for (int i = ndim() - 1; i >= 0 && ++index[i] == shape()[i]; --i) index[i] = 0;
+    for (std::size_t begin = 0; begin < result.size(); begin += static_cast<std::size_t>(length)) {
+      const S* row = data<S>();
+      for (int i = 0; i < rows; ++i) row += index[i] * strides()[i];
+      for (std::int64_t i = 0; i < length; ++i)
+        result[begin + static_cast<std::size_t>(i)] = convert<T>(row[i * stride]);
+      for (int i = rows - 1; i >= 0 && ++index[i] == shape()[i]; --i) index[i] = 0;
     }
   });
   return result;
