@@ -101,7 +101,6 @@ const std::vector<WrongCall> kWrongCalls = {
     {"train --resume {save} --optimizer.lr 1", kFailed, {"optimizer.lr = 0.01", "1", "leave it out"}},
     {"train --resume {save} --optimizer.lr 1e-5", kFailed, {"optimizer.lr = 0.01", "1e-05", "leave it out"}},
     {"train --resume {save} --model.heads 4", kFailed, {"model.heads = 2", "4", "leave it out"}},
-    {"train --resume {save} --init-from {hf}", kUsage, {"--init-from {hf}", "--resume {save}", "one of them"}},
     {"train --resume {save} --data {dir}/other.txt", kFailed, {"other.txt", "--data PATH", "--init-from {save}"}},
     {"train --resume {save} --steps 1", kFailed, {"2 steps", "1 in all", "--steps"}},
     {"train {config} --save {save}", kFailed, {"\"{save}\"", "--resume", "--overwrite", "another folder"}},

@@ -378,16 +378,6 @@ TrainConfig take_saved(TrainConfig& config, ConfigTable& table, const std::strin
   return saved;
 }
 
-void check_one_source(const CommandLine& line) {
-  const auto value = [&](std::string_view key) -> std::string_view {
-    const auto flag = std::ranges::find(line.flags, key, &CommandLine::Flag::key);
-    return flag == line.flags.end() ? "" : std::string_view(flag->text);
-  };
-  check_usage(value("init_from").empty() || value("resume").empty(),
-              "--init-from {} begins a run, and --resume {} goes on with one; give one of them", value("init_from"),
-              value("resume"));
-}
-
 /// What to train on comes from a config file, or from flags, and the defaults say the rest.
 void check_has_source(const CommandLine& line) {
   check_usage(line.words.size() <= 1, "sherd train takes one config file, got \"{}\"",
@@ -467,7 +457,6 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   const CommandLine line = parse_command_line(table, args);
   if (line.help) return std::nullopt;
   check_has_source(line);
-  check_one_source(line);
   if (!line.words.empty()) load_config_file(table, line.words[0]);
   const TrainConfig of_file = config;
   apply_flags(table, line);
@@ -483,6 +472,9 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   // A run that resumes has the model of its checkpoint, whatever the first one of its kind started from.
   std::optional<TrainConfig> saved;
   if (!config.resume.empty()) {
+    if (rank.rank == 0 && given.is_given("init_from") && !config.init_from.empty())
+      say_on_stderr(fmt::format("resume from {}: what --init-from {} names is not read; the save has the model",
+                                config.resume, config.init_from));
     saved = take_saved(config, table, config.resume);
     if (rank.rank == 0 && !given.is_given("save") && config.save != saved->save)
       say_on_stderr(fmt::format("resume from {}: saves go to {}, where that one lies; it was made in {}", config.resume,

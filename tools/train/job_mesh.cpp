@@ -124,8 +124,8 @@ std::string mesh_with_replicas(std::string_view text, int ranks, int hosts, std:
         "strategy = {} copies the shards over an axis of the mesh, mesh = \"{}\" names none, and all ranks are on one "
         "host: {}",
         strategy, text,
-        ranks % 2 == 0 ? fmt::format("pass --mesh replicate=2,dp={}", ranks / 2)
-                       : "start an even number of ranks, as sherd run -n 4 -- ..., and pass --mesh replicate=2,dp=2");
+        ranks % 2 == 0 && ranks > 2 ? fmt::format("pass --mesh replicate=2,dp={}", ranks / 2)
+                                    : "start more, as sherd run -n 4 -- ..., with --mesh replicate=2,dp=2");
   check(axes.front().name == "dp",
         "strategy = {} on {} hosts: mesh = \"{}\" has another axis before dp, so it must say where replicate comes",
         strategy, hosts, text);
