@@ -434,6 +434,7 @@ Graph Recorder::finish(std::span<const Tensor> results) {
   for (Slot* slot : context_.slots) finish_gradient(*slot);
   note_requires_grad();
   note_sole_gradients();
+  note_own_settings();
   forget_local_slots();
   name_slots();
   compute_lifetimes(program_);
@@ -461,9 +462,29 @@ std::string Recorder::origin(const Tensor& tensor) const {
 }
 
 void Recorder::setting_read(const std::shared_ptr<const StepSetting>& setting) {
-  if (own_settings_.contains(setting) || std::ranges::find(live_.settings, setting) != live_.settings.end()) return;
+  const auto index = static_cast<int>(live_.settings.size());
+  if (!setting_indices_.try_emplace(setting.get(), index).second) return;
   program_.settings.push_back({setting->name, setting->text});
   live_.settings.push_back(setting);
+}
+
+void Recorder::setting_changed(const std::shared_ptr<const StepSetting>& setting) {
+  setting_indices_.try_emplace(setting.get(), -1);
+  if (std::ranges::find(own_settings_, setting) == own_settings_.end()) own_settings_.push_back(setting);
+}
+
+// A replay changes no settings, so it is only as good as the step where they are as the step leaves them.
+void Recorder::note_own_settings() {
+  for (const auto& setting : own_settings_) {
+    int& index = setting_indices_.at(setting.get());
+    if (index < 0) {
+      index = static_cast<int>(live_.settings.size());
+      program_.settings.push_back({setting->name, setting->text});
+      live_.settings.push_back(setting);
+    } else if (GraphSetting& read = program_.settings[static_cast<std::size_t>(index)]; read.text != setting->text) {
+      read.text += fmt::format(" before it and {} after it", setting->text);  // which no call finds
+    }
+  }
 }
 
 void Recorder::refuse_read(const Tensor& tensor, std::string_view what) {

@@ -35,7 +35,7 @@ class Recorder final : public CaptureSink {
   void slot_assigned(Slot& slot) override;
   void grad_used(const Slot& slot) override { slot_index(slot); }
   void setting_read(const std::shared_ptr<const StepSetting>& setting) override;
-  void setting_changed(const std::shared_ptr<const StepSetting>& setting) override { own_settings_.insert(setting); }
+  void setting_changed(const std::shared_ptr<const StepSetting>& setting) override;
   void refuse_read(const Tensor& tensor, std::string_view what) override;
 
  private:
@@ -78,6 +78,7 @@ class Recorder final : public CaptureSink {
   void finish_gradient(Slot& slot);
   void note_requires_grad();
   void note_sole_gradients();
+  void note_own_settings();
   void forget_local_slots();
   void name_slots();
   std::string origin(const Tensor& tensor) const;
@@ -90,7 +91,8 @@ class Recorder final : public CaptureSink {
   std::vector<std::uint64_t> argument_storages_;  // by argument
   std::vector<std::int64_t> argument_bases_;      // bytes from the storage's start
   std::vector<SlotBefore> before_;
-  std::set<std::shared_ptr<const StepSetting>> own_settings_;
+  std::vector<std::shared_ptr<const StepSetting>> own_settings_;  // that the step changes, in that order
+  std::unordered_map<const StepSetting*, int> setting_indices_;   // into live_.settings; -1: an own one
   std::unordered_map<std::uint64_t, std::vector<Place>> slot_storages_;
   std::unordered_map<const Leaf*, int> before_indices_, slot_indices_;  // into before_ and program_.slots
   std::unordered_map<const std::string*, ModuleId> module_ids_;

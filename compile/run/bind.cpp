@@ -11,6 +11,7 @@
 #include "compile/ir/verify.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/group_names.h"
+#include "runtime/op/host_state.h"
 #include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/step_names.h"
@@ -169,9 +170,9 @@ class Binder {
   }
 
   static std::shared_ptr<const StepSetting> setting(const GraphSetting& wanted) {
-    auto found = find_setting(wanted.name);
-    check(found != nullptr, "the program depends on \"{}\", and nothing called \"{}\" on this rank says how that is",
-          wanted.text, wanted.name);
+    auto found = setting_called(wanted.name);
+    check(found != nullptr, "the program depends on \"{}\", which is {} in it, and nothing on this rank has that",
+          wanted.name, wanted.text);
     return found;
   }
 

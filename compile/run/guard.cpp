@@ -166,7 +166,7 @@ std::string setting_mismatch(const Graph& graph) {
   for (std::size_t i = 0; i < graph.live.settings.size(); ++i)
     if (const std::string &now = graph.live.settings[i]->text, &recorded = graph.program.settings[i].text;
         now != recorded)
-      return fmt::format("{}; in the graph {}", now, recorded);
+      return fmt::format("{} is {}, in the graph it is {}", graph.program.settings[i].name, now, recorded);
   return {};
 }
 

@@ -37,6 +37,17 @@ class AttrWriter;
 struct AttrField;
 struct AttrKind;
 
+/// Who sees that a field of an object's state (host_state.h) has changed between two calls of a captured step.
+enum class SeenBy : std::uint8_t {
+  guard,   ///< the replay: the step is recorded again
+  error,   ///< the change is refused, or the replay is, with an Error that names it
+  caller,  ///< nobody: no number depends on it, or whoever changes it is told to compile() again
+};
+inline std::string_view name(SeenBy seen) {
+  constexpr std::string_view names[] = {"guard", "error", "caller"};
+  return names[static_cast<std::size_t>(seen)];
+}
+
 /// Has a list of fields.
 template <class T>
 concept AttrStruct = requires { std::span<const AttrField>(T::fields); };
@@ -104,7 +115,15 @@ struct AttrField {
   std::uint64_t (*hash)(const void* object) = nullptr;
   bool is_local = false;
   bool is_optional = false;
+  SeenBy seen = SeenBy::caller;  ///< of fields of an object's state
+  std::string_view why{};        ///< there: what reads it, or why nobody needs to see it
 
+  constexpr AttrField seen_by(SeenBy by, std::string_view reason) const {
+    AttrField field = *this;
+    field.seen = by;
+    field.why = reason;
+    return field;
+  }
   /// Its value differs between ranks that run one program, such as the global index of a local element, or a factor
   /// made from the size of a local batch.
   constexpr AttrField local() const {

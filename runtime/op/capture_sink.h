@@ -17,8 +17,8 @@ class AttrsView;
 /// A condition, in words, that a step's behaviour depends on and that is no tensor: a recording is valid while its
 /// conditions are what they were.
 struct StepSetting {
-  std::string text;
-  std::string name{};  ///< of whose it is, the same from run to run; see step_names.h
+  std::string text;    ///< its value
+  std::string name{};  ///< whose it is, and what: "blocks.3.drop training"; the same from run to run, see step_names.h
 };
 
 class CaptureSink {

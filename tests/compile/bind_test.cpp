@@ -76,7 +76,7 @@ TEST(Bind, WhatIsMissingIsNamed) {
   expect_error(with([](Program& p) { p.layouts = {"{0: dp} on mesh(dp=2)"}; }),
                {"layout {0: dp} on mesh(dp=2)", "mesh"});
   expect_error(with([](Program& p) { p.units = {"blocks.7 full"}; }), {"\"blocks.7 full\"", "not on this rank"});
-  expect_error(with([](Program& p) { p.settings = {{"blocks.7", "divides by 4"}}; }), {"\"divides by 4\"", "blocks.7"});
+  expect_error(with([](Program& p) { p.settings = {{"blocks.7", "divides by 4"}}; }), {"\"blocks.7\"", "divides by 4"});
   expect_error(with([](Program& p) { p.nodes[0].frees = {0}; }), {"broken"});
 }
 
@@ -92,7 +92,7 @@ TEST(Bind, UnitsAndSettingsAreFoundByName) {
   program.settings = {{"blocks.0", "divides by 2"}};
   const Graph graph = bind(program, {.slots = {&w}, .constants = {}});
   EXPECT_EQ(graph.live.units[0].get(), named->storage.get());
-  EXPECT_EQ(setting_mismatch(graph), "divides by 4; in the graph divides by 2");
+  EXPECT_EQ(setting_mismatch(graph), "blocks.0 is divides by 4, in the graph it is divides by 2");
   program.values.push_back({.kind = ValueKind::unit, .bytes = 16, .device = {}, .home = {}, .source = 0});
   expect_error([&] { bind(program, {.slots = {&w}, .constants = {}}); }, {"\"blocks.0 full\" has 8 bytes", "16"});
 }
