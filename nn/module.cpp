@@ -19,6 +19,8 @@ Parameter::Parameter(std::string name, Shape shape, Init init, DType dtype)
   set(Tensor::empty(shape_, dtype, Device::meta()));
 }
 
+Module::Module() : state_([](const void* module) { return static_cast<const Module*>(module)->label(); }, this) {}
+
 std::string Module::path() const {
   if (!parent_) return name_;
   const std::string above = parent_->path();
@@ -43,8 +45,11 @@ void Module::adopt(std::string name, std::unique_ptr<Module> child) {
   for (const auto& other : children_) check(other->name_ != name, "\"{}\" has a child \"{}\" already", path(), name);
   child->name_ = std::move(name);
   child->parent_ = this;
+  Module& below = *child;
   children_.push_back(std::move(child));
-  children_.back()->rename_below();
+  below.rename_below();
+  root().num_added_ += below.num_added_;
+  root().count_hooks(below.num_hooks_, below.hooks_mark_);
 }
 
 // Parameters carry their full path: initial values and checkpoints are keyed by it.
@@ -206,7 +211,38 @@ void Module::cast_to(DType dtype) {
 }
 
 void Module::train(bool on) {
-  for_each_module([on](Module& m) { m.training_ = on; });
+  for_each_module([on](Module& m) { m.state_.set<&ModuleState::training>(on); });
+}
+
+Module& Module::root() {
+  Module* top = this;
+  while (top->parent_) top = top->parent_;
+  return *top;
+}
+
+void Module::count_hooks(int come, std::uint64_t mark) {
+  num_hooks_ += come;
+  hooks_mark_ += mark;
+  state_.set<&ModuleState::hooks>(num_hooks_ == 0 ? "none" : fmt::format("{} ({:x})", num_hooks_, hooks_mark_));
+}
+
+void Module::add_hook(std::shared_ptr<ModuleHook> hook) {
+  Module& top = root();
+  const std::uint64_t mark =
+      mix_attr_hash(AttrValue<std::string>::hash(path()), static_cast<std::uint64_t>(++top.num_added_));
+  hooks_.push_back(std::move(hook));
+  hook_marks_.push_back(mark);
+  top.count_hooks(1, mark);
+}
+
+void Module::remove_hook(const ModuleHook& hook) {
+  for (std::size_t i = hooks_.size(); i-- > 0;) {
+    if (hooks_[i].get() != &hook) continue;
+    const std::uint64_t mark = hook_marks_[i];
+    hooks_.erase(hooks_.begin() + static_cast<std::ptrdiff_t>(i));
+    hook_marks_.erase(hook_marks_.begin() + static_cast<std::ptrdiff_t>(i));
+    root().count_hooks(-1, 0 - mark);
+  }
 }
 
 namespace {
@@ -235,6 +271,8 @@ Module::ForwardScope::ForwardScope(Module& module) : module_(module), outer_path
   }
   context.module_path = module.interned_path_;
   try {
+    if (context.capture) [[unlikely]]
+      module.root().state_.get<&ModuleState::hooks>();
     if (context.records_segment()) [[unlikely]]
       module.check_recomputable();
     for (; entered_ < module.hooks_.size(); ++entered_) module.hooks_[entered_]->before_forward(module);

@@ -14,6 +14,7 @@
 #include "nn/init.h"
 #include "nn/tensor_map.h"
 #include "runtime/autograd/slot.h"
+#include "runtime/op/host_state.h"
 
 namespace sherd::nn {
 
@@ -106,9 +107,18 @@ class ModuleHook {
   virtual bool can_recompute() const { return false; }
 };
 
+/// What a forward reads of a module beside its parameters.
+struct ModuleState {
+  bool training = true;
+  std::string hooks = "none";  ///< at a root: those of its tree, as how many and which
+  static constexpr AttrField fields[] = {
+      attr<&ModuleState::training>("training").seen_by(SeenBy::guard, "dropout; training() of any module"),
+      attr<&ModuleState::hooks>("hooks").seen_by(SeenBy::guard, "every forward, for all modules below the root")};
+};
+
 class Module {
  public:
-  Module() = default;
+  Module();
   virtual ~Module() = default;
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
@@ -153,13 +163,13 @@ class Module {
   void cast_to(DType dtype);
   /// Training mode for the subtree (dropout is on); modules start in training mode.
   void train(bool on = true);
-  bool training() const { return training_; }
+  bool training() const { return state_.get<&ModuleState::training>(); }
 
-  void add_hook(std::shared_ptr<ModuleHook> hook) { hooks_.push_back(std::move(hook)); }
-  /// Between forwards. No-op if the module does not have the hook.
-  void remove_hook(const ModuleHook& hook) {
-    std::erase_if(hooks_, [&](const auto& own) { return own.get() == &hook; });
-  }
+  /// A captured step of the model is recorded again.
+  void add_hook(std::shared_ptr<ModuleHook> hook);
+  /// Between forwards. No-op if the module does not have the hook. Where it was the last to be added, captured steps of
+  /// before it are good again.
+  void remove_hook(const ModuleHook& hook);
   const std::vector<std::shared_ptr<ModuleHook>>& hooks() const { return hooks_; }
   /// Error naming the first hook that is not marked can_recompute().
   void check_recomputable() const;
@@ -207,6 +217,9 @@ class Module {
  private:
   void adopt(std::string name, std::unique_ptr<Module> child);
   void rename_below();
+  Module& root();
+  /// Hooks of the tree below have come or gone.
+  void count_hooks(int come, std::uint64_t mark);
   /// Calls `then` for each parameter that has no values, as soon as it has bytes.
   void give_memory(Device device, const std::function<void(Parameter&)>& then);
   void check_parameter_name(const std::string& name) const;
@@ -218,8 +231,11 @@ class Module {
   std::vector<std::unique_ptr<Parameter>> owned_parameters_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
   std::vector<std::shared_ptr<ModuleHook>> hooks_;
+  std::vector<std::uint64_t> hook_marks_;  // of each: which of all that the tree was given it is
+  int num_hooks_ = 0, num_added_ = 0;      // of the tree, at its root
+  std::uint64_t hooks_mark_ = 0;           // likewise: the sum of marks
   const std::string* interned_path_ = nullptr;
-  bool training_ = true;
+  HostState<ModuleState> state_;
 };
 
 template <class Fn, class... Args>
@@ -250,7 +266,7 @@ auto Module::run_hooked(Fn&& fn, Args&&... args) {
 /// reshards, casts and styles apply, and backward finds its way: `call_hooked(model.encoder, &Encoder::embed, ids)`. A
 /// module without hooks is called as it is.
 template <class M, class Method, class... Args>
-requires std::derived_from<M, Module> && std::is_member_function_pointer_v<Method>
+  requires std::derived_from<M, Module> && std::is_member_function_pointer_v<Method>
 auto call_hooked(M& module, Method method, Args&&... args) {
   const auto call = [&module, method](auto&&... in) { return (module.*method)(std::forward<decltype(in)>(in)...); };
   return module.run_hooked(call, std::forward<Args>(args)...);

@@ -20,7 +20,7 @@ class Attention : public Layer<Attention> {
   Linear &wq, &wk, &wv, &wo;
 
  private:
-  AttentionOptions options_;
+  const AttentionOptions options_;
 };
 
 }  // namespace sherd::nn

@@ -19,7 +19,7 @@ class GeluMlp : public Layer<GeluMlp> {
   Linear &up, &down;
 
  private:
-  GeluKind gelu_;
+  const GeluKind gelu_;
 };
 
 /// w2(silu(w1(x)) * w3(x)): Llama's feed-forward.

@@ -13,7 +13,7 @@ class LayerNorm : public Layer<LayerNorm> {
   Parameter* bias = nullptr;
 
  private:
-  double eps_;
+  const double eps_;
 };
 
 /// x / sqrt(mean of squares + eps) over the last dim, times weight [width].
@@ -25,7 +25,7 @@ class RmsNorm : public Layer<RmsNorm> {
   Parameter& weight;
 
  private:
-  double eps_;
+  const double eps_;
 };
 
 }  // namespace sherd::nn

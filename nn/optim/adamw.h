@@ -22,7 +22,7 @@ class AdamW final : public Optimizer {
   bool updates(DType dtype) const override { return dtype == DType::f32 || dtype == DType::f64; }
   bool counts_updates() const override { return true; }
   void update(std::vector<UpdatedPart> parts, const Tensor& lr, const Tensor& step, const Tensor& scale) override;
-  AdamWOptions options_;
+  const AdamWOptions options_;
 };
 
 }  // namespace sherd::nn

@@ -77,7 +77,7 @@ class LossScaler {
  private:
   void move_to(Device device);
 
-  LossScalerOptions options_;
+  const LossScalerOptions options_;
   Slot scale_, good_steps_, skipped_steps_;
   Slot finite_;  // bool: what unscale() has seen since the last update(); true between steps
 };

@@ -19,7 +19,7 @@ class Sgd final : public Optimizer {
   std::vector<std::string> state_kinds() const override;
   bool updates(DType dtype) const override { return dtype == DType::f32 || dtype == DType::f64; }
   void update(std::vector<UpdatedPart> parts, const Tensor& lr, const Tensor& step, const Tensor& scale) override;
-  SgdOptions options_;
+  const SgdOptions options_;
 };
 
 }  // namespace sherd::nn

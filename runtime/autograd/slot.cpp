@@ -2,6 +2,7 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/op/capture_sink.h"
+#include "runtime/op/host_state.h"
 #include "runtime/op/ops.h"
 
 namespace sherd {
@@ -107,7 +108,38 @@ void Slot::set_sink(GradSink* sink, std::size_t place) {
   sink_place_ = place;
 }
 
+namespace {
+
+/// Of all slots of a rank: a step that completes gradients runs their hooks.
+struct GradHooks {
+  std::int64_t added = 0;
+  static constexpr AttrField fields[] = {
+      attr<&GradHooks::added>("added").seen_by(SeenBy::guard, "every gradient that is complete")};
+};
+struct RankGradHooks {
+  HostState<GradHooks> state{[](const void*) { return std::string("gradient hooks"); }, this};
+};
+HostState<GradHooks>& grad_hooks() { return RankContext::current().state<RankGradHooks>().state; }
+
+void note_hooks_read() {
+  if (RankContext::current().capture) [[unlikely]]
+    grad_hooks().get<&GradHooks::added>();
+}
+
+}  // namespace
+
+void Slot::on_grad_accumulated(std::function<void(Slot&)> hook, HookOptions options) {
+  hooks_.push_back({std::move(hook), options});
+  grad_hooks().set<&GradHooks::added>(grad_hooks().peek<&GradHooks::added>() + 1);
+}
+
+bool Slot::has_grad_hooks() const {
+  note_hooks_read();
+  return !hooks_.empty();
+}
+
 void Slot::run_grad_hooks() {
+  note_hooks_read();
   for (const Hook& hook : hooks_) {
     check(hook.options.capturable || !RankContext::current().capture,
           "a gradient hook of \"{}\" is not marked capturable, and a replayed step would not run it: register it with "

@@ -83,11 +83,10 @@ class Slot {
   /// Null restores the default sink. `place` is the sink's own: where it keeps what belongs to this slot.
   void set_sink(GradSink* sink, std::size_t place = 0);
   std::size_t sink_place() const { return sink_place_; }
-  /// Runs after the gradient of a backward pass is complete (and reduced).
-  void on_grad_accumulated(std::function<void(Slot&)> hook, HookOptions options = {}) {
-    hooks_.push_back({std::move(hook), options});
-  }
-  bool has_grad_hooks() const { return !hooks_.empty(); }
+  /// Runs after the gradient of a backward pass is complete (and reduced). Steps that were captured before are recorded
+  /// again.
+  void on_grad_accumulated(std::function<void(Slot&)> hook, HookOptions options = {});
+  bool has_grad_hooks() const;
   /// Error while a step is being captured if a hook is not capturable.
   void run_grad_hooks();
   Leaf* leaf() const { return static_cast<Leaf*>(leaf_.get()); }

@@ -93,6 +93,7 @@ TEST(ProgramText, HasAllThatAProgramConsistsOf) {
   });
   EXPECT_EQ(text(program),
             "program 1\n"
+            "setting \"gradient hooks added\" \"0\"\n"
             "constant bytes 00000040\n"
             "argument f32[4,3]\n"
             "slot w requires_grad leaves_requires_grad had_value\n"

@@ -96,6 +96,7 @@ class UnitHandle {
 
  private:
   FullyShardHook& hook() const;
+  static std::vector<std::weak_ptr<FullyShardHook>> hooks_of(const std::vector<UnitHandle>& units);
   std::weak_ptr<FullyShardHook> hook_;
   std::string name_;  // for the error when it is gone
 };

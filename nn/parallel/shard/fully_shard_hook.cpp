@@ -170,11 +170,11 @@ FullyShardHook::FullyShardHook(PlannedCall call)
       policy_(call.policy.mp_policy),
       mesh_(call.data),
       prefetches_(call.policy.prefetch) {
-  if (const auto& reshard = call.policy.reshard_after_forward)
-    reshard_after_forward_ = reshard->resolve(mesh_.num_shards());
+  if (const auto& reshard = call.policy.reshard_after_forward) note_reshards(reshard->resolve(mesh_.num_shards()));
   for (PlannedCall::Part& part : call.parts)
     units.emplace_back(std::make_unique<Unit>(part.members, std::move(part.placed), call.policy))
         ->buffers.set_slices(part.split);
+  note_slices();
   for (const Module* module : modules_)
     if (const std::shared_ptr<ShardTree> above = tree_above(*module)) above->is_whole = false;
 }
@@ -184,7 +184,33 @@ void FullyShardHook::set_reshard_after_forward(ReshardAfterForward value) {
   std::vector<std::optional<DeviceMesh>> splits;
   for (const auto& unit : units) splits.push_back(split_of(unit->data, unit->is_replicated, value));
   for (std::size_t i = 0; i < units.size(); ++i) units[i]->buffers.set_slices(splits[i]);
-  reshard_after_forward_ = reshards;
+  note_reshards(reshards);
+  note_slices();
+}
+
+void FullyShardHook::note_reshards(bool on) {
+  knobs.set<&GatherKnobs::is_told>(true);
+  knobs.set<&GatherKnobs::reshards>(on);
+}
+
+// By the names of their groups: recorded rows meet in those.
+void FullyShardHook::note_slices() {
+  std::string text;
+  for (const auto& unit : units)
+    if (const DeviceMesh* split = unit->buffers.split())
+      text += fmt::format("{}{} in {}", text.empty() ? "" : ", ", unit->buffers.slices(),
+                          split->group(split->ndim() - 1).name());
+  knobs.set<&GatherKnobs::slices>(text);
+}
+
+void FullyShardHook::set_forward_prefetch(std::vector<std::weak_ptr<FullyShardHook>> list) {
+  forward_prefetch_ = std::move(list);
+  knobs.set<&GatherKnobs::forward_prefetch>(knobs.all().forward_prefetch.next());
+}
+
+void FullyShardHook::set_backward_prefetch(std::vector<std::weak_ptr<FullyShardHook>> list) {
+  backward_prefetch_ = std::move(list);
+  knobs.set<&GatherKnobs::backward_prefetch>(knobs.all().backward_prefetch.next());
 }
 
 void FullyShardHook::before_cast(Module&, DType dtype) {
@@ -300,7 +326,7 @@ void FullyShardHook::become_root(Module& module) {
     hook->tree_ = tree;
   }
   is_root_ = true;
-  tree->is_last = is_last_;
+  tree->is_last = knobs.all().is_last;
 }
 
 // Without a tree nobody else tells the peers, who are on their way into the first gather.
@@ -333,6 +359,7 @@ void FullyShardHook::before_forward(Module& module) {
 }
 
 void FullyShardHook::enter_forward(bool begins) {
+  knobs.read_all();
   if (begins && is_root_ && !in_backward()) {
     tree_->schedule.begin_forward();
     tree_->close_rounds();  // of modules that were called by themselves
@@ -343,7 +370,7 @@ void FullyShardHook::enter_forward(bool begins) {
   }
   unshard();
   if (begins) forward_call_ = tree_->schedule.begin();
-  if (begins) prefetch(forward_prefetch, uses_none() ? kNoUnit : tree_->schedule.enter(id_));
+  if (begins) prefetch(forward_prefetch_, uses_none() ? kNoUnit : tree_->schedule.enter(id_));
 }
 
 void FullyShardHook::unshard() const {
@@ -451,13 +478,14 @@ void FullyShardHook::abandon_forward(Module& module, std::string_view reason) no
 void FullyShardHook::before_backward(ForwardCall& call) {
   tree_->end->expect();
   if (std::exchange(call.pass, backward_pass()) == backward_pass()) return;  // another output was reached before
+  knobs.read_all();
   const UnitSchedule::Backward plan = tree_->schedule.begin_backward(id_, call.call);
   for (const UnitId over : plan.over)
     if (const FullyShardHook* hook = tree_->hooks[static_cast<std::size_t>(over)])
       for (const auto& unit : hook->units)
         if (!borrows(*unit)) unit->inbox.leave_backward();  // else this call is its next user
   unshard();
-  prefetch(backward_prefetch, plan.next);
+  prefetch(backward_prefetch_, plan.next);
 }
 
 }  // namespace sherd::nn

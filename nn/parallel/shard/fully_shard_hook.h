@@ -90,13 +90,15 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   bool can_recompute() const override { return true; }
 
   const std::string& name() const { return name_; }
-  bool reshards() const { return reshard_after_forward_.value_or(!is_root_); }
+  bool reshards() const { return knobs.all().is_told ? knobs.all().reshards : !is_root_; }
   /// Collective where it makes groups of ranks, see fully_shard.h.
   void set_reshard_after_forward(ReshardAfterForward value);
   void set_is_last(bool value) {
-    is_last_ = value;
+    knobs.set<&GatherKnobs::is_last>(value);
     if (tree_) tree_->is_last = value;
   }
+  void set_forward_prefetch(std::vector<std::weak_ptr<FullyShardHook>> list);
+  void set_backward_prefetch(std::vector<std::weak_ptr<FullyShardHook>> list);
   bool is_root() const { return is_root_; }
   const std::shared_ptr<ShardTree>& tree() const { return tree_; }
   /// Error naming the module if no parameters are its own.
@@ -125,8 +127,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
 
   /// One for all parameters of the call, but those on other meshes and those that stay replicated.
   std::vector<std::unique_ptr<Unit>> units;
-  // Replace the recorded order where they are not empty.
-  std::vector<std::weak_ptr<FullyShardHook>> forward_prefetch, backward_prefetch;
+  HostState<GatherKnobs> knobs{[](const void* hook) { return static_cast<const FullyShardHook*>(hook)->name_; }, this};
 
  private:
   friend struct ShardTree;
@@ -151,6 +152,8 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   /// Its own units and those it borrows, each with the hook that has it.
   void each_unit(const auto& visit) const;
   bool borrows(const Unit& unit) const;
+  void note_reshards(bool on);
+  void note_slices();
   bool uses_none() const { return units.empty() && borrowed_.empty(); }
   void unshard() const;
   bool has_values() const;
@@ -175,12 +178,12 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   std::shared_ptr<ShardTree> tree_;
   UnitId id_ = kNoUnit;
   std::vector<Borrowed> borrowed_;
-  std::optional<bool> reshard_after_forward_;
+  // Replace the recorded order where they are not empty.
+  std::vector<std::weak_ptr<FullyShardHook>> forward_prefetch_, backward_prefetch_;
   UnitSchedule::Call forward_call_;  // the last that began
   std::vector<Running> running_;     // the innermost last
   std::vector<Module*> awaited_;     // of the list: those that have not run since the first did
   bool is_root_ = false;
-  bool is_last_ = true;
   bool prefetches_ = true;
   bool is_agreed_ = false;  // before it was in a tree
 };

@@ -34,8 +34,8 @@ GradientInbox::GradientInbox(UnitBuffers& buffers, const DataMesh& data)
       entries_(buffers.size()),
       unit_of_gradients_(&buffers.layout()),
       end_(std::make_shared<BackwardEnd>([this] { finish_backward(); })),
-      divide_factor_(data.num_ranks()) {
-  name_setting(reduction_, label_of(buffers.layout()));
+      knobs_([](const void* unit) { return label_of(static_cast<const UnitBuffers*>(unit)->layout()); }, &buffers) {
+  knobs_.set<&ReductionKnobs::divide_factor>(static_cast<double>(data.num_ranks()));
   layout_changed();
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Parameter& p = *buffers.parameter(i);
@@ -197,8 +197,8 @@ Tensor GradientInbox::local_gradient(std::size_t i, Tensor gradient) {
   if (!gradient.is_distributed() || Spec::from(gradient).mesh_id() != gathered->mesh_id())
     fail("parameter \"{}\" is gathered as {}, its gradient is {}: on another mesh, or plain",
          buffers_.parameter(i)->name(), gathered->describe(), gradient);
-  const bool may_wait = e.partial_gradients && !hook_ && !reduce_ && !reduces_unused_ && !holds() && !is_held(i) &&
-                        !leaves_unsummed() && !e.has_unsummed();
+  const bool may_wait = e.partial_gradients && !hook_ && !reduce_ && !knobs().reduces_unused && !holds() &&
+                        !is_held(i) && !leaves_unsummed() && !e.has_unsummed();
   if (may_wait && Spec::from(gradient).placement(0).is_partial(ReduceKind::sum) &&
       (e.is_partial || e.pending == Pending::none)) {
     e.is_partial = true;
@@ -231,18 +231,18 @@ void GradientInbox::finish(Slot&) {
   if (finished_ == 0) reached_ = num_reached();
   if (++finished_ != reached_) return;
   const bool is_read = buffers_.is_shard_full() ? reached_ < entries_.size() : buffers_.has_readers();
-  if (!is_read && reshards_) buffers_.reshard();
+  if (!is_read && knobs().reshards) buffers_.reshard();
   reduce_pending();
   if (!is_read || !buffers_.is_shard_full()) run_hooks();
 }
 
 void GradientInbox::leave_backward() {
-  if (reshards_ && buffers_.is_unsharded()) buffers_.reshard();
+  if (knobs().reshards && buffers_.is_unsharded()) buffers_.reshard();
   run_hooks();
 }
 
 void GradientInbox::finish_backward() {
-  if (reshards_) buffers_.reshard();
+  if (knobs().reshards) buffers_.reshard();
   reduce_pending();
   run_hooks();
 }
@@ -250,66 +250,53 @@ void GradientInbox::finish_backward() {
 // ---- settings ----
 
 void GradientInbox::set_divide_factor(double factor) {
-  divide_factor_ = factor;
+  knobs_.set<&ReductionKnobs::divide_factor>(factor);
   reduction_changed();
 }
 
-void GradientInbox::set_all_reduces(bool on) {
-  if (std::exchange(all_reduces_, on) != on) reduction_changed();
-}
+void GradientInbox::set_all_reduces(bool on) { knobs_.set<&ReductionKnobs::all_reduces>(on); }
 
-void GradientInbox::set_reduces_unused(bool on) {
-  if (std::exchange(reduces_unused_, on) != on) reduction_changed();
-}
+void GradientInbox::set_reduces_unused(bool on) { knobs_.set<&ReductionKnobs::reduces_unused>(on); }
 
 void GradientInbox::set_syncs(bool on) {
-  if (std::exchange(syncs_, on) != on) holding_changed();
+  if (knobs_.set<&ReductionKnobs::syncs>(on)) holding_changed();
 }
 
 void GradientInbox::set_accumulated(ShardedOver over) {
-  if (std::exchange(accumulated_, over) != over) holding_changed();
+  if (knobs_.set<&ReductionKnobs::accumulated>(over)) holding_changed();
 }
 
+// A step that was recorded before there was anywhere to hold gradients does not look for them.
 void GradientInbox::holding_changed() {
   if (holds() && !held_) held_ = std::make_unique<HeldGradients>(buffers_);
-  reduction_changed();
+  knobs_.set<&ReductionKnobs::may_hold>(held_ != nullptr);
 }
 
 void GradientInbox::set_reduce(UnitReduce reduce) {
   reduce_ = std::move(reduce);
-  ++num_extensions_;
-  reduction_changed();
+  knobs_.set<&ReductionKnobs::reduce>(knobs().reduce.next());
 }
 
 void GradientInbox::set_all_reduce_hook(AllReduceHook hook) {
   hook_ = std::move(hook);
-  ++num_extensions_;
+  knobs_.set<&ReductionKnobs::all_reduce_hook>(knobs().all_reduce_hook.next());
   reduction_changed();
 }
 
 void GradientInbox::reduction_changed() {
   is_gradient_reduced_ = data_.num_ranks() == 1 && buffers_.is_plain() && !home_ &&
-                         !casts_gradients(buffers_.layout()) && divide_factor_ == 1 && !hook_;
-  const char* const over_replicas = data_.num_replicas() == 1 ? ""
-                                    : !leaves_unsummed()      ? " and adds them up over replicas"
-                                                              : " and does not add them up over replicas";
-  // A step that was recorded before there was anywhere to hold gradients does not look for them.
-  const char* const when = !held_ ? "" : holds() ? ", in a later pass" : ", with those of passes that did not";
-  const std::string by_users = num_extensions_ == 0 ? "" : fmt::format(", by extension {}", num_extensions_);
-  reduction_->text = fmt::format("group \"{}\" divides gradients by {}{}{}{}{}", buffers_.layout().name, divide_factor_,
-                                 over_replicas, reduces_unused_ ? ", unused ones too" : "", when, by_users);
-  if (CaptureSink* capture = RankContext::current().capture) capture->setting_changed(reduction_);
+                         !casts_gradients(buffers_.layout()) && knobs().divide_factor == 1 && !hook_;
 }
 
 std::vector<std::pair<std::string, std::string>> GradientInbox::settings() const {
   const auto text = [](bool on) { return std::string(on ? "true" : "false"); };
-  return {{"the gradient divide factor", fmt::format("{}", divide_factor_)},
-          {"requires_gradient_sync", text(syncs_)},
-          {"requires_all_reduce", text(all_reduces_)},
-          {"reduce_unused", text(reduces_unused_)},
-          {"what accumulates", accumulated_ == ShardedOver::none     ? "full gradients"
-                               : accumulated_ == ShardedOver::shards ? "shards"
-                                                                     : "shards over all ranks"},
+  return {{"the gradient divide factor", fmt::format("{}", knobs().divide_factor)},
+          {"requires_gradient_sync", text(knobs().syncs)},
+          {"requires_all_reduce", text(knobs().all_reduces)},
+          {"reduce_unused", text(knobs().reduces_unused)},
+          {"what accumulates", knobs().accumulated == ShardedOver::none     ? "full gradients"
+                               : knobs().accumulated == ShardedOver::shards ? "shards"
+                                                                            : "shards over all ranks"},
           {"its reduction", reduce_ ? "one of the user's own" : "the usual one"},
           {"its all-reduce hook", hook_ ? "set" : "none"}};
 }
@@ -317,7 +304,7 @@ std::vector<std::pair<std::string, std::string>> GradientInbox::settings() const
 // ---- leaving ----
 
 void GradientInbox::reduce_pending() {
-  if (CaptureSink* capture = RankContext::current().capture) capture->setting_read(reduction_);
+  knobs_.read_all();
   finished_ = 0;
   for (std::size_t i = 0; i < entries_.size(); ++i)
     if (!buffers_.parameter(i)) entries_[i].pending = Pending::none;
@@ -415,7 +402,8 @@ void GradientInbox::add_zeros_to_unsummed() {
 // Once in a pass: what arrives after that is reduced for itself. Passes that are held need them too:
 // finalize_backward() reduces what is held, and that must be the same on all ranks.
 void GradientInbox::add_zeros_for_unused() {
-  if (!reduces_unused_ || !in_backward() || std::exchange(zeros_pass_, backward_pass()) == backward_pass()) return;
+  if (!knobs().reduces_unused || !in_backward() || std::exchange(zeros_pass_, backward_pass()) == backward_pass())
+    return;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const Parameter* const p = buffers_.parameter(i);
     if (p && p->requires_grad() && entries_[i].pending == Pending::none && !is_held(i)) add_zeros(i);

@@ -24,6 +24,7 @@
 #include "nn/parallel/shard/owned_gradients.h"
 #include "nn/parallel/shard/unit_buffers.h"
 #include "nn/parallel/shard/unit_gather.h"
+#include "nn/parallel/shard/unit_knobs.h"
 #include "runtime/op/capture_sink.h"
 #include "runtime/op/unit.h"
 
@@ -73,8 +74,8 @@ class GradientInbox final : public GradSink {
   void materialize();
   /// The buffers have another layout; there are no gradients yet. Local.
   void layout_changed();
-  /// How many reductions may hold their input at a time; the next one waits. Captured steps keep what it was.
-  void set_max_reductions(int count) { max_reductions_ = count; }
+  /// How many reductions may hold their input at a time; the next one waits.
+  void set_max_reductions(int count) { knobs_.set<&ReductionKnobs::max_reductions>(count); }
   /// Divides the sum over ranks by `factor` instead of the number of ranks, replicas included.
   void set_divide_factor(double factor);
   /// Off: a backward pass reduces over the shard axis only, and its sum is kept until a pass with it on.
@@ -93,7 +94,7 @@ class GradientInbox final : public GradSink {
   /// Called with every reduction that ends in grad(); null: none is.
   void set_all_reduce_hook(AllReduceHook hook);
   /// Off: gathered parameters stay registered when backward is done with them.
-  void set_reshards(bool on) { reshards_ = on; }
+  void set_reshards(bool on) { knobs_.set<&ReductionKnobs::reshards>(on); }
   /// What is to be set alike on all ranks, by name.
   std::vector<std::pair<std::string, std::string>> settings() const;
 
@@ -161,12 +162,13 @@ class GradientInbox final : public GradSink {
   void run_hooks();
   void keep_gradients();
   bool is_held(std::size_t i) const { return held_ && held_->has(i); }
-  bool holds() const { return !syncs_ && accumulated_ == ShardedOver::none; }
+  bool holds() const { return !knobs().syncs && knobs().accumulated == ShardedOver::none; }
+  const ReductionKnobs& knobs() const { return knobs_.all(); }
   static std::optional<ReduceKind> kind_of(Pending pending);
   void hold();
   void take_held();
   bool leaves_unsummed() const {
-    const bool sums = all_reduces_ && (syncs_ || accumulated_ == ShardedOver::all);
+    const bool sums = knobs().all_reduces && (knobs().syncs || knobs().accumulated == ShardedOver::all);
     return !sums && data_.num_replicas() > 1;
   }
   void add_zeros_to_unsummed();
@@ -202,20 +204,13 @@ class GradientInbox final : public GradSink {
   std::shared_ptr<BackwardEnd> end_;
   UnitReduce reduce_;
   AllReduceHook hook_;
-  int num_extensions_ = 0;  // that were set: a captured step knows by it whether another one is
-  double divide_factor_;
-  const std::shared_ptr<StepSetting> reduction_ = std::make_shared<StepSetting>();  // the factor and what is reduced
-  int max_reductions_ = 1;
+  HostState<ReductionKnobs> knobs_;
   std::size_t finished_ = 0;          // parameters whose gradient is complete in this pass
   std::size_t reached_ = 0;           // of how many that this pass reaches, counted with the first
   std::uint64_t zeros_pass_ = 0;      // the pass that has counted what it does not reach as zero
   std::vector<std::size_t> reduced_;  // pieces whose hooks are still to run
   bool is_gradient_reduced_ = false;  // the full gradients are the reduced ones: one rank, no cast, rounding or scaling
   bool has_pending_ = false;
-  ShardedOver accumulated_ = ShardedOver::none;
-  bool all_reduces_ = true, syncs_ = true;
-  bool reduces_unused_ = false;
-  bool reshards_ = true;
 };
 
 }  // namespace sherd::nn

@@ -23,7 +23,7 @@ struct GradientInbox::Launch {
 GradientInbox::Launch GradientInbox::members_to_launch() const {
   const UnitLayout& layout = *unit_of_gradients_;
   Launch launch;
-  launch.reduce = {.unit = &layout, .scale = 1 / divide_factor_, .in_flight = max_reductions_};
+  launch.reduce = {.unit = &layout, .scale = 1 / knobs().divide_factor, .in_flight = knobs().max_reductions};
   launch.sum.unit = &layout;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const Entry& e = entries_[i];
@@ -115,7 +115,7 @@ void GradientInbox::launch_owned(Launch& launch) const {
   }
   reduce(launch);
   make_room(launch.members, launch.gradients, /*is_owned=*/true);
-  owned_->reduce(members, launch.gradients, max_reductions_);
+  owned_->reduce(members, launch.gradients, knobs().max_reductions);
 }
 
 void GradientInbox::launch_shards(Launch& launch, bool sums_replicas) const {
@@ -126,7 +126,7 @@ void GradientInbox::launch_shards(Launch& launch, bool sums_replicas) const {
     if (launch.sum.pieces[m].is_apart) launch.apart.push_back(launch.gradients[m]);
     else launch.out[m] = launch.gradients[m];
   }
-  if (!launch.apart.empty()) launch.sum.in_flight = max_reductions_;  // they hold memory of their own
+  if (!launch.apart.empty()) launch.sum.in_flight = knobs().max_reductions;  // they hold memory of their own
   reduce(launch);
   if (sums_replicas) start_replica_sum(launch.sum, launch.out, launch.apart);
 }

@@ -243,10 +243,11 @@ std::string name_of(std::optional<DType> dtype) { return dtype ? std::string(nam
 
 /// "to 2 ranks" where it reshards to some of them. That of a unit that nobody told depends on whether it is the root,
 /// which it is not before there is a tree.
-std::string resharding_of(const FullyShardHook& hook, std::optional<bool> reshards) {
+std::string resharding_of(const FullyShardHook& hook) {
   for (const auto& unit : hook.units)
     if (const int slices = unit->buffers.slices()) return fmt::format("to {} ranks", slices);
-  return !reshards ? "the default" : *reshards ? "true" : "false";
+  const GatherKnobs& knobs = hook.knobs.all();
+  return !knobs.is_told ? "the default" : knobs.reshards ? "true" : "false";
 }
 
 std::string parameter_of(const Unit& unit, std::size_t i) {
@@ -295,10 +296,10 @@ std::optional<UnitFacts> FullyShardHook::facts_over(const ProcessGroup& group) c
   const auto text = [](bool on) { return std::string(on ? "true" : "false"); };
   add("the mesh of its call", mesh_.mesh().describe());
   add("the strategy", strategy_);
-  add("reshard_after_forward", resharding_of(*this, reshard_after_forward_));
+  add("reshard_after_forward", resharding_of(*this));
   add("prefetch", text(prefetches_));
-  add("the forward prefetch", names_of(forward_prefetch));
-  add("the backward prefetch", names_of(backward_prefetch));
+  add("the forward prefetch", names_of(forward_prefetch_));
+  add("the backward prefetch", names_of(backward_prefetch_));
   add("param_dtype", name_of(policy_.param_dtype));
   add("output_dtype", name_of(policy_.output_dtype));
   add("cast_forward_inputs", text(policy_.cast_forward_inputs));

@@ -111,6 +111,8 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   void set_slices(const std::optional<DeviceMesh>& split);
   /// Over how many ranks parameters are sharded between forward and backward where it leaves slices; else 0.
   int slices() const { return slices_ ? slices_->ranks() : 0; }
+  /// The mesh of set_slices(); null if it leaves none.
+  const DeviceMesh* split() const { return slices_ ? &slices_->split() : nullptr; }
   /// As reshard(), where backward is to come: if there are slices, cuts this rank's out of the gathered buffer and
   /// registers them. They stay until reshard(), and what gathers until then gathers them. Local.
   void reshard_after_forward();

@@ -109,16 +109,18 @@ void UnitHandle::set_max_reductions(int count) const {
     if (!unit->is_replicated) unit->inbox.set_max_reductions(count);
 }
 
+std::vector<std::weak_ptr<FullyShardHook>> UnitHandle::hooks_of(const std::vector<UnitHandle>& units) {
+  std::vector<std::weak_ptr<FullyShardHook>> hooks;
+  for (const UnitHandle& unit : units) hooks.push_back(unit.hook_);
+  return hooks;
+}
+
 void UnitHandle::set_forward_prefetch(const std::vector<UnitHandle>& units) const {
-  auto& list = hook().forward_prefetch;
-  list.clear();
-  for (const UnitHandle& unit : units) list.push_back(unit.hook_);
+  hook().set_forward_prefetch(hooks_of(units));
 }
 
 void UnitHandle::set_backward_prefetch(const std::vector<UnitHandle>& units) const {
-  auto& list = hook().backward_prefetch;
-  list.clear();
-  for (const UnitHandle& unit : units) list.push_back(unit.hook_);
+  hook().set_backward_prefetch(hooks_of(units));
 }
 
 namespace {
