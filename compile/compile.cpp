@@ -9,6 +9,8 @@
 #include "compile/run/guard.h"
 #include "compile/run/replay.h"
 #include "compile/run/same_program.h"
+#include "compile/run/same_recording.h"
+#include "runtime/comm/job/world.h"
 #include "runtime/exec/left_steps.h"
 #include "runtime/os/settings.h"
 
@@ -22,11 +24,26 @@ void drop_history(std::vector<Tensor>& tensors) {
     if (tensor.defined()) tensor = tensor.detach();
 }
 
+// What all ranks would say alike.
+bool is_first_rank() {
+  const std::shared_ptr<ProcessGroup>& world = RankContext::current().world;
+  return !world || world->rank() == 0;
+}
+
+// What the tape of the step would keep, a replay has decided.
+void check_scopes() {
+  const RankContext& context = RankContext::current();
+  check(!context.saved_policy && !context.segment_policy,
+        "a captured step is called within a scope that offloads, or recomputes, what backward needs, and a replay "
+        "would not: open the scope in the step");
+}
+
 }  // namespace
 
 struct CompiledStep::Entry {
   explicit Entry(Graph recorded) : graph(std::move(recorded)), interpreter(graph) {}
   const Graph graph;
+  bool is_confirmed = false;  // recorded again, with the same result
   Interpreter interpreter;
   std::unique_ptr<DeviceReplay> device;
   std::string no_device;  // why a step on a device is not replayed by it
@@ -58,6 +75,7 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
     reason_ = "it is part of another captured step";
     return run_eagerly(arguments);
   }
+  check_scopes();
   forget_before_reset();
   compare_programs();
   if (mode_ == Mode::none) {
@@ -67,6 +85,7 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
   }
   Entry* const entry = find(arguments);
   if (!entry) return record(arguments);
+  if (!entry->is_confirmed) return record_again(*entry, arguments);
   if (options_.group && !is_compared_) {
     reason_ = "another rank has no graph to compare yet";
     return run_eagerly(arguments);
@@ -99,18 +118,53 @@ std::vector<Tensor> CompiledStep::run_eagerly(std::span<const Tensor> arguments)
   return results;
 }
 
-std::vector<Tensor> CompiledStep::record(std::span<const Tensor> arguments) {
+Graph CompiledStep::record_into(std::vector<Tensor>& results, std::span<const Tensor> arguments) {
   mode_ = Mode::record;
   Recorder recorder(arguments);
-  std::vector<Tensor> results = function_(arguments);
+  results = function_(arguments);
   Graph graph = recorder.finish(results);
   if (checks_programs()) check_round_trip(graph.program);
   run_passes(graph.program, options_.passes);
   if (checks_programs()) check_round_trip(graph);
-  if (entries_.size() == options_.max_graphs) entries_.pop_back();
-  entries_.insert(entries_.begin(), std::make_unique<Entry>(std::move(graph)));
   drop_history(results);
+  return graph;
+}
+
+std::vector<Tensor> CompiledStep::record(std::span<const Tensor> arguments) {
+  std::vector<Tensor> results;
+  auto entry = std::make_unique<Entry>(record_into(results, arguments));
+  entry->is_confirmed = !options_.compare;
+  make_room();
+  entries_.insert(entries_.begin(), std::move(entry));
   return results;
+}
+
+// Its call has run as a step should, so results and slots are those of an eager one even where this raises.
+std::vector<Tensor> CompiledStep::record_again(Entry& entry, std::span<const Tensor> arguments) {
+  reason_ = "the second time, to compare";
+  std::vector<Tensor> results;
+  const Graph again = record_into(results, arguments);
+  const std::string difference = recording_difference(entry.graph, again, arguments);
+  if (!difference.empty()) {
+    std::erase_if(entries_, [&](const auto& own) { return own.get() == &entry; });
+    fail(
+        "the captured step changes from call to call: {}. A replay would go on with what was recorded: pass what "
+        "changes as an argument, keep it in a slot, or leave it out of the step "
+        "(CompileOptions{{.compare = false}} records once and does not look)",
+        difference);
+  }
+  entry.is_confirmed = true;
+  return results;
+}
+
+void CompiledStep::make_room() {
+  if (entries_.size() < options_.max_graphs) return;
+  entries_.pop_back();
+  if (std::exchange(has_said_room_, true) || !is_first_rank()) return;
+  say_on_stderr(fmt::format(
+      "compile(): there are more than max_graphs = {} kinds of calls, so the recording used least recently is dropped "
+      "and will be made again; the last kind: {}",
+      options_.max_graphs, reason_));
 }
 
 std::vector<Tensor> CompiledStep::replay(Entry& entry, std::span<const Tensor> arguments) {
@@ -154,8 +208,9 @@ void CompiledStep::choose_executor(Entry& entry) {
 CompiledStep::Entry* CompiledStep::find(std::span<const Tensor> arguments) {
   reason_.clear();
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    std::string mismatch = argument_mismatch(entries_[i]->graph, arguments);
-    if (mismatch.empty()) mismatch = setting_mismatch(entries_[i]->graph);
+    // Settings first: a mesh that another one has replaced is gone, and slots and arguments on it with it.
+    std::string mismatch = setting_mismatch(entries_[i]->graph);
+    if (mismatch.empty()) mismatch = argument_mismatch(entries_[i]->graph, arguments);
     if (mismatch.empty()) mismatch = slot_mismatch(entries_[i]->graph);
     if (mismatch.empty()) mismatch = sharing_mismatch(entries_[i]->graph, arguments);
     if (mismatch.empty()) {

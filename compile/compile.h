@@ -1,7 +1,8 @@
 #pragma once
-// compile(step): the first call runs the step eagerly (lazy state settles), the second records it while it runs, and
-// from the third on the recording, as passes left it, is replayed, bit for bit equal, as long as its guards hold. After
-// nn::reset_after_error() it starts over: all ranks run it eagerly, record and replay again.
+// compile(step): the first call runs the step eagerly (lazy state settles), the second and the third record it while it
+// runs and compare what they recorded, and from the fourth on the recording, as passes left it, is replayed, bit for
+// bit equal, as long as its guards hold. After nn::reset_after_error() it starts over: all ranks run it eagerly, record
+// and replay again.
 //
 //   auto step = sherd::compile([&](const Tensor& tokens, const Tensor& targets) {
 //     Tensor loss = cross_entropy(model(tokens), targets);
@@ -29,18 +30,24 @@ struct CompileOptions {
   /// Ranks that run this step together, each as often as the others: before the first replay they compare their
   /// recordings (same_program.h). Later recordings, for other shapes, are not compared.
   std::shared_ptr<ProcessGroup> group{};
-  /// Recordings kept for different shapes; the least recently used is dropped first.
+  /// Recordings kept for different shapes and settings: training, evaluation and a short last batch are three. The one
+  /// used least recently is dropped for another, which is said once.
   std::size_t max_graphs = 8;
+  /// Records each of them twice, and raises an Error where the second differs from the first: a number, a branch or a
+  /// tensor of the host changes from call to call, and a replay would go on with the recorded one. Off: records once.
+  bool compare = true;
   /// Steps whose tensors are all on one device are replayed by it in one call (device_replay.h).
   bool device_graphs = true;
   /// What is done to a recording before it is replayed, in this order; each is proved when it has run (pass.h).
   std::vector<Pass> passes = standard_passes();
 };
 
-/// A step from tensors to tensors. A replay sees the arguments, the tensors in slots, the random step, and how
-/// fully_shard() groups reduce their gradients. It does not see other variables: numbers, branches, tensors held
-/// outside of slots and values made on the host inside the step are those of the recorded run. Arguments and results
-/// have no autograd history. One rank, one thread. Inside another captured step it runs eagerly, as part of that step.
+/// A step from tensors to tensors. A replay sees the arguments, the tensors in slots, the random step, and the state of
+/// the library that the step reads: modes and hooks of modules, what fully_shard() units were told (compile/README.md
+/// has the table). It does not see other variables: numbers, branches, tensors held outside of slots and values made on
+/// the host inside the step are those of the recorded run, and an Error says so where the second recording has others.
+/// Arguments and results have no autograd history. One rank, one thread. Inside another captured step it runs eagerly,
+/// as part of that step.
 class CompiledStep {
  public:
   using Function = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
@@ -68,6 +75,10 @@ class CompiledStep {
   struct Entry;
   std::vector<Tensor> run_eagerly(std::span<const Tensor> arguments);
   std::vector<Tensor> record(std::span<const Tensor> arguments);
+  /// Records `entry` once more and compares.
+  std::vector<Tensor> record_again(Entry& entry, std::span<const Tensor> arguments);
+  Graph record_into(std::vector<Tensor>& results, std::span<const Tensor> arguments);
+  void make_room();
   std::vector<Tensor> replay(Entry& entry, std::span<const Tensor> arguments);
   void choose_executor(Entry& entry);
   void forget_before_reset();
@@ -82,6 +93,7 @@ class CompiledStep {
   std::string reason_;
   std::int64_t num_calls_ = 0;  // until graphs are compared
   bool is_compared_ = false;
+  bool has_said_room_ = false;
   std::uint64_t num_left_ = 0;  // num_left_steps() of the last call
 };
 

@@ -8,6 +8,7 @@
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/op/ops.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/draw.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
@@ -37,7 +38,7 @@ TEST(CollectiveReplay, AProgramNamesTheGroupOfACollective) {
     const Group dp = world->subgroup(half, "dp"), tp = world->subgroup(half, "tp");
     CompileOptions options;
     options.group = world;
-    auto step = compile([&](const Tensor& x) { return add(all_reduce(x, *dp), all_reduce(x, *tp)); }, options);
+    auto step = compile_once([&](const Tensor& x) { return add(all_reduce(x, *dp), all_reduce(x, *tp)); }, options);
     for (int i = 0; i < 3; ++i) EXPECT_EQ(step(ones({2})).to_vector<float>(), (std::vector<float>{4, 4}));
     for (const bool neutral : {false, true}) {
       std::string text;
@@ -58,7 +59,7 @@ TEST(CollectiveReplay, IsBitwiseEagerInASubgroup) {
       for (Slot* slot : {&eager, &captured}) slot->set(draw(normal({inner}), DType::f32, 7));
       CompileOptions options;
       options.group = world;
-      auto compiled = compile(
+      auto compiled = compile_once(
           [&](const Tensor& x) {
             captured.clear_grad();
             return step(x, captured, *group);

@@ -10,6 +10,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/op/ops.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
@@ -28,7 +29,7 @@ Tensor rows(const DeviceMesh& mesh, std::int64_t count) {
 TEST(DistributedReplay, EqualPartsOfAnotherWholeAreAnotherGraphOnEveryRank) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group, "dp");
-    auto step = compile([](const Tensor& x) { return full_tensor(mean(x)); });
+    auto step = compile_once([](const Tensor& x) { return full_tensor(mean(x)); });
     for (const std::int64_t count : {5, 5, 5}) EXPECT_EQ(step(rows(mesh, count)).item<float>(), 1);
     EXPECT_EQ(step.mode(), Mode::replay);
     EXPECT_EQ(step(rows(mesh, 6)).item<float>(), 1);
@@ -51,7 +52,7 @@ TEST(DistributedReplay, UnevenPartsAreCopiedByAllRanksOrByNone) {
     CompileOptions options;
     options.group = group;
     const auto expect_replays = [&](const Tensor& x, const std::function<Tensor(const Tensor&)>& f) {
-      auto step = compile([&](const Tensor& t) { return f(t); }, options);
+      auto step = compile_once([&](const Tensor& t) { return f(t); }, options);
       const Tensor expected = f(x);
       for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(step(x).local(), expected.local()));
       EXPECT_EQ(step.mode(), Mode::replay) << step.why();
@@ -78,7 +79,7 @@ TEST(DistributedReplay, TermsOfAGradientAreOneProgram) {
       Slot w("w", true);
       w.set(ones(shape));
       const Tensor cotangent = full(shape, std::numeric_limits<double>::infinity());
-      auto step = compile(
+      auto step = compile_once(
           [&](const Tensor& x) {
             w.clear_grad();
             const Tensor y = from_local(mul(w.value(), x), mesh, {Replicate()}, {.grad_placements = {{Partial()}}});
@@ -100,7 +101,7 @@ TEST(DistributedReplay, AMeshThatIsGoneIsAnErrorOnEveryRank) {
       std::optional<DeviceMesh> mesh(std::in_place, ranks, "tp");
       Slot w("w");
       w.set(distribute(ones({3, 2}), *mesh, Shard(0), {.source = -1}));
-      auto step = compile([&](const Tensor& x) { return add(full_tensor(w.value()), x); });
+      auto step = compile_once([&](const Tensor& x) { return add(full_tensor(w.value()), x); });
       for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(step(ones({3, 2})), full({3, 2}, 2)));
       EXPECT_EQ(step.mode(), Mode::replay) << step.why();
       mesh.reset();

@@ -13,10 +13,10 @@ namespace {
 using Mode = CompiledStep::Mode;
 
 // One module is called twice in a pass, so calls are counted within a step and across the calls of it.
-struct Net : nn::Layer<Net> {
+struct DroppingNet : nn::Layer<DroppingNet> {
   nn::Dropout &first, &second;
   Slot w{"w", true};
-  Net() : first(add<nn::Dropout>("first", 0.25)), second(add<nn::Dropout>("second", 0.5)) { w.set(drawn({6}, "w")); }
+  DroppingNet() : first(add<nn::Dropout>("first", 0.25)), second(add<nn::Dropout>("second", 0.5)) { w.set(drawn({6}, "w")); }
   Tensor forward(const Tensor& x) { return second(first(first(x) * w.value())); }
   Tensor pass(const Tensor& x) {
     Tensor loss = sum((*this)(x));
@@ -26,7 +26,7 @@ struct Net : nn::Layer<Net> {
   }
 };
 
-void expect_equal_passes(Net& eager, CompiledFunction<Tensor(const Tensor&)>& step, Net& captured, int call) {
+void expect_equal_passes(DroppingNet& eager, CompiledFunction<Tensor(const Tensor&)>& step, DroppingNet& captured, int call) {
   const Tensor x = drawn({4, 6}, "x");
   EXPECT_TRUE(same_bits(step(x), eager.pass(x))) << "call " << call << " " << step.why();
   EXPECT_TRUE(same_bits(captured.w.grad(), eager.w.grad())) << "call " << call;
@@ -34,7 +34,7 @@ void expect_equal_passes(Net& eager, CompiledFunction<Tensor(const Tensor&)>& st
 
 TEST(DropoutReplay, WithoutASetStepEveryCallDrawsAnew) {
   const RankScope rank;
-  Net eager, captured;
+  DroppingNet eager, captured;
   CompiledFunction<Tensor(const Tensor&)> step([&](const Tensor& x) { return captured.pass(x); }, {});
   for (int i = 0; i < 6; ++i) expect_equal_passes(eager, step, captured, i);
   EXPECT_EQ(step.mode(), Mode::replay) << step.why();
@@ -44,7 +44,7 @@ TEST(DropoutReplay, WithoutASetStepEveryCallDrawsAnew) {
 
 TEST(DropoutReplay, MicroBatchesOfAStepDrawAnew) {
   const RankScope rank;
-  Net eager, captured;
+  DroppingNet eager, captured;
   CompiledFunction<Tensor(const Tensor&)> step([&](const Tensor& x) { return captured.pass(x); }, {});
   int call = 0;
   for (const int index : {0, 1, 2, 7, 2}) {  // a run may go back, and draws what it drew
@@ -56,12 +56,12 @@ TEST(DropoutReplay, MicroBatchesOfAStepDrawAnew) {
 
 TEST(DropoutReplay, EagerCallsInBetweenCount) {
   const RankScope rank;
-  Net eager, captured;
+  DroppingNet eager, captured;
   CompiledFunction<Tensor(const Tensor&)> step([&](const Tensor& x) { return captured.pass(x); }, {});
   for (int i = 0; i < 6; ++i) {
     nn::set_step(i);
     if (i % 2 == 1)
-      for (Net* each : {&eager, &captured}) (void)each->pass(ones({2, 6}));
+      for (DroppingNet* each : {&eager, &captured}) (void)each->pass(ones({2, 6}));
     expect_equal_passes(eager, step, captured, i);
   }
   EXPECT_EQ(step.mode(), Mode::replay) << step.why();

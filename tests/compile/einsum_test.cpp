@@ -9,6 +9,7 @@
 #include "runtime/autograd/slot.h"
 #include "runtime/op/ops.h"
 #include "tests/compile/tiny_net.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/near.h"
 
 namespace sherd::testing {
@@ -86,7 +87,7 @@ TEST(Einsum, ACapturedStepIsBitwiseTheEagerOne) {
     }
   };
   Net eager, captured;
-  auto step = compile([&](const Tensor& x) { return captured.train(x); });
+  auto step = compile_once([&](const Tensor& x) { return captured.train(x); });
   for (std::uint64_t i = 0; i < 5; ++i) {
     const Tensor x = drawn({2, 5, 6}, "x", i);
     EXPECT_TRUE(same_bits(step(x), eager.train(x))) << step.why();

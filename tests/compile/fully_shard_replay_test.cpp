@@ -16,6 +16,7 @@
 #include "runtime/op/attr_text.h"
 #include "tests/parallel/nets.h"
 #include "tests/parallel/replay.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
@@ -108,7 +109,7 @@ TEST_P(FullyShardReplay, UnitsLeftGatheredBeforeTheStepAreBitwiseEager) {
         const nn::FullyShardOptions options{.mp_policy = {.param_dtype = dtype}};
         const nn::FullyShardOptions root{.mp_policy = {.param_dtype = dtype, .output_dtype = DType::f32}};
         Training eager(group, true, options, root), captured(group, true, options, root);
-        auto step = compile([&](const Tensor& x, const Tensor& y) { return captured.step(x, y); });
+        auto step = compile_once([&](const Tensor& x, const Tensor& y) { return captured.step(x, y); });
         for (int i = 0; i < 10; ++i) {  // freezing costs two recordings: in the first the frozen one's count leaves
           const auto index = static_cast<std::uint64_t>(i);
           const Tensor x = slice_of(batch_of(12, 6, index, "x"), *group);
@@ -136,7 +137,7 @@ TEST_P(FullyShardReplay, UnitsLeftGatheredBeforeTheStepAreBitwiseEager) {
 TEST_P(FullyShardReplay, CommunicatesAndHoldsWhatTheEagerStepDoes) {
   run_ranks(GetParam(), [](const Group& group) {
     Training training(group, true);
-    auto step = compile([&](const Tensor& x, const Tensor& y) { return training.step(x, y); });
+    auto step = compile_once([&](const Tensor& x, const Tensor& y) { return training.step(x, y); });
     const Tensor x = slice_of(batch_of(12, 6, 0, "x"), *group), y = slice_of(batch_of(12, 5, 0, "y"), *group);
     Accounting& accounting = RankContext::current().allocator().accounting();
     const std::int64_t parameters = accounting.current(MemoryCategory::parameters);
@@ -176,7 +177,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, FullyShardReplay, ::testing::Values(1, 2, 3, 4),
 TEST(FullyShardReplayText, GathersReductionsAndReleasesAreVisible) {
   run_ranks(2, [](const Group& group) {
     Training training(group, true);
-    auto step = compile([&](const Tensor& x, const Tensor& y) { return training.step(x, y); });
+    auto step = compile_once([&](const Tensor& x, const Tensor& y) { return training.step(x, y); });
     const Tensor x = slice_of(batch_of(12, 6, 0, "x"), *group), y = slice_of(batch_of(12, 5, 0, "y"), *group);
     for (int i = 0; i < 3; ++i) step(x, y);
     const std::string text = to_string(step.graph()->program);
@@ -193,7 +194,7 @@ TEST(FullyShardReplayError, AFailedReplayFreesWhatWasGathered) {
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{5});
     // The id is looked up while block 0 is gathered, between its forward and its backward.
-    auto step = compile([&](const Tensor& x, const Tensor& ids) {
+    auto step = compile_once([&](const Tensor& x, const Tensor& ids) {
       const Tensor loss = sum(net(x)) + sum(embedding(x, ids));
       backward(loss);
       for (nn::Parameter* p : net.parameters()) p->clear_grad();

@@ -40,7 +40,7 @@ TEST(OpCasesCaptured, ReplayEqualsEagerBitForBit) {
       const Tensors out = call_op(op, in, c.attrs);
       return std::vector<Tensor>(out.begin(), out.end());
     });
-    for (int call = 0; call < 3; ++call) {
+    for (int call = 0; call < 4; ++call) {
       const std::vector<Tensor> arguments = fresh_copies(pattern);
       const std::vector<Tensor> actual = step(arguments);
       ASSERT_EQ(actual.size(), expected.size());

@@ -9,6 +9,7 @@
 #include "nn/optim/sgd.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/compile/tiny_net.h"
+#include "tests/support/compile_once.h"
 
 namespace sherd::testing {
 namespace {
@@ -43,7 +44,7 @@ void expect_same_parameters(const OptimizerTraining& a, const OptimizerTraining&
 TEST(OptimizerReplay, TheGradientScaleIsThatOfTheCall) {
   for (const bool adam : {false, true}) {
     OptimizerTraining eager(adam), captured(adam);
-    auto update = compile([&] { captured.optimizer->step_and_clear(); });
+    auto update = compile_once([&] { captured.optimizer->step_and_clear(); });
     for (int i = 0; i < 8; ++i) {
       eager.pass(i, true);
       captured.pass(i, true);
@@ -64,7 +65,7 @@ TEST(OptimizerReplay, TheGradientScaleIsThatOfTheCall) {
 TEST(OptimizerReplay, AStepIsThreeRows) {
   for (const bool adam : {false, true}) {
     OptimizerTraining training(adam);
-    auto update = compile([&] { training.optimizer->step_and_clear(); });
+    auto update = compile_once([&] { training.optimizer->step_and_clear(); });
     for (int i = 0; i < 3; ++i) {
       training.pass(i, true);
       update();
@@ -79,7 +80,7 @@ TEST(OptimizerReplay, AStepIsThreeRows) {
 TEST(OptimizerReplay, AParameterWithItsFirstGradientAfterTheRecordingIsUpdated) {
   for (const bool adam : {false, true}) {
     OptimizerTraining eager(adam), captured(adam);
-    auto update = compile([&] { captured.optimizer->step_and_clear(); });
+    auto update = compile_once([&] { captured.optimizer->step_and_clear(); });
     for (int i = 0; i < 9; ++i) {
       const bool uses_b = i > 3 && i != 7;
       eager.pass(i, uses_b);
@@ -96,7 +97,7 @@ TEST(OptimizerReplay, AParameterWithItsFirstGradientAfterTheRecordingIsUpdated) 
 TEST(OptimizerReplay, AParameterThawedAfterTheRecordingIsUpdated) {
   OptimizerTraining eager(false), captured(false);
   for (OptimizerTraining* each : {&eager, &captured}) each->net.b.weight.set_requires_grad(false);
-  auto update = compile([&] { captured.optimizer->step_and_clear(); });
+  auto update = compile_once([&] { captured.optimizer->step_and_clear(); });
   for (int i = 0; i < 7; ++i) {
     for (OptimizerTraining* each : {&eager, &captured}) {
       if (i == 4) each->net.b.weight.set_requires_grad(true);
@@ -113,7 +114,7 @@ TEST(OptimizerReplay, GradientsThatWereNotThereAreCleared) {
   Slot w("w", true), other("other", true);
   w.set(ones({2}));
   other.set(ones({2}));
-  auto clear = compile([&] { w.clear_grad(); });
+  auto clear = compile_once([&] { w.clear_grad(); });
   for (int i = 0; i < 3; ++i) clear();
   other.set_grad(ones({2}));  // of no concern to the step
   clear();
@@ -129,7 +130,7 @@ TEST(OptimizerReplay, GradientsThatWereNotThereAreCleared) {
 // The layer that sits steps out has a count of its own from then on: graphs of before do not fit, later ones settle.
 TEST(OptimizerReplay, CountsOfUpdatesAreThoseOfTheEagerSteps) {
   OptimizerTraining eager(true), captured(true);
-  auto update = compile([&] { captured.optimizer->step_and_clear(); });
+  auto update = compile_once([&] { captured.optimizer->step_and_clear(); });
   const std::string uses_b = "1111001101101111";
   for (int i = 0; i < static_cast<int>(uses_b.size()); ++i) {
     for (OptimizerTraining* training : {&eager, &captured})

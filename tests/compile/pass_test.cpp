@@ -10,6 +10,7 @@
 #include "runtime/op/ops.h"
 #include "tests/compile/hand_made.h"
 #include "tests/compile/tiny_net.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 
 namespace sherd::testing {
@@ -66,7 +67,7 @@ TEST(Pass, ASecondTimeChangesNothing) {
 Program program_with(TinyNet& net, std::vector<Pass> passes) {
   CompileOptions options;
   options.passes = std::move(passes);
-  auto step = compile([&](const Tensor& x, const Tensor& y) { return net.train(x, y); }, std::move(options));
+  auto step = compile_once([&](const Tensor& x, const Tensor& y) { return net.train(x, y); }, std::move(options));
   for (int i = 0; i < 3; ++i) step(TinyNet::x(i), TinyNet::y(i));
   EXPECT_EQ(step.mode(), Mode::replay) << step.why();
   return step.graph()->program;
@@ -91,7 +92,7 @@ TEST(Pass, ASumThatItsRowCannotAddUpIsTwoNodes) {
   for (const bool as_recorded : {true, false}) {
     CompileOptions options;
     if (as_recorded) options.passes.clear();
-    auto step = compile(
+    auto step = compile_once(
         [&](const Tensor& scale) {
           w.clear_grad();
           for (int i = 0; i < 2; ++i) backward(sum(exp(w.value() * scale)));
@@ -114,7 +115,7 @@ TEST(Pass, AStepWhosePassIsWrongIsNotReplayed) {
   options.passes.push_back({"wrong", [&](Program& program) {
                               if (is_wrong) move_node(program, program.nodes.size() - 1, 0);
                             }});
-  auto step = compile([&](const Tensor& x, const Tensor& y) { return captured.train(x, y); }, options);
+  auto step = compile_once([&](const Tensor& x, const Tensor& y) { return captured.train(x, y); }, options);
   step(TinyNet::x(0), TinyNet::y(0));
   expect_error([&] { step(TinyNet::x(1), TinyNet::y(1)); }, {"the captured graph is broken", "adamw", "wrong"});
   EXPECT_EQ(step.graph(), nullptr);

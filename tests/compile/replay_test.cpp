@@ -9,6 +9,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/step_names.h"
 #include "tests/compile/tiny_net.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 
 namespace sherd::testing {
@@ -20,7 +21,7 @@ Allocator& allocator() { return RankContext::current().allocator(); }
 
 TEST(Replay, TwentyTrainingStepsAreBitwiseTheEagerOnes) {
   TinyNet eager, captured;
-  auto step = compile([&](const Tensor& x, const Tensor& y) { return captured.train(x, y); });
+  auto step = compile_once([&](const Tensor& x, const Tensor& y) { return captured.train(x, y); });
   for (int i = 0; i < 20; ++i) {
     eager.begin(i);
     captured.begin(i);
@@ -35,7 +36,7 @@ TEST(Replay, TwentyTrainingStepsAreBitwiseTheEagerOnes) {
 
 TEST(Replay, ADropoutMaskFollowsTheStepSlot) {
   TinyNet net;
-  auto step = compile([&](const Tensor& x, const Tensor& y) { return net.loss(x, y).detach(); });
+  auto step = compile_once([&](const Tensor& x, const Tensor& y) { return net.loss(x, y).detach(); });
   const Tensor x = TinyNet::x(0), y = TinyNet::y(0);
   for (int i = 0; i < 3; ++i) step(x, y);
   const Tensor same = step(x, y), again = step(x, y);
@@ -47,7 +48,7 @@ TEST(Replay, ADropoutMaskFollowsTheStepSlot) {
 }
 
 TEST(Replay, MovedInTensorsAreReusedAsInTheProgram) {
-  auto step = compile([](const Tensor& x) { return relu(exp(x + x)); });
+  auto step = compile_once([](const Tensor& x) { return relu(exp(x + x)); });
   const Tensor x = drawn({3, 4}, "x");
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(step(x), relu(exp(x + x))));
   // One temporary only: each op but the first writes over its input.
@@ -67,7 +68,7 @@ TEST(Replay, GradientsLeftInSlotsAccumulateAcrossCalls) {
     backward(loss);
     return loss;
   };
-  auto step = compile([&](const Tensor& x, const Tensor& y) { return run(captured, x, y); });
+  auto step = compile_once([&](const Tensor& x, const Tensor& y) { return run(captured, x, y); });
   for (int i = 0; i < 6; ++i) {
     EXPECT_TRUE(same_bits(step(TinyNet::x(i), TinyNet::y(i)), run(eager, TinyNet::x(i), TinyNet::y(i)).detach()));
     expect_same_grads(captured, eager);
@@ -90,7 +91,7 @@ TEST(Replay, GradientsLeftInSlotsAccumulateAcrossCalls) {
 TEST(Replay, GradientsTheCallerHoldsStayAsTheyWere) {
   TinyNet eager, captured;
   const auto run = [](TinyNet& net, int i) { backward(net.loss(TinyNet::x(i), TinyNet::y(i))); };
-  auto step = compile([&](const Tensor& a, const Tensor& b) { backward(captured.loss(a, b)); });
+  auto step = compile_once([&](const Tensor& a, const Tensor& b) { backward(captured.loss(a, b)); });
   std::vector<Tensor> held, expected;
   for (int i = 0; i < 9; ++i) {
     if (i == 3 || i == 7)
@@ -132,7 +133,7 @@ TEST(Replay, ASlotFrozenForAPartOfTheStepIsReplayed) {
     }
   };
   Gan eager, captured;
-  auto step = compile([&](const Tensor& x) { return captured.train(x); });
+  auto step = compile_once([&](const Tensor& x) { return captured.train(x); });
   for (int i = 0; i < 6; ++i) {
     const Tensor x = drawn({3}, "x", static_cast<std::uint64_t>(i));
     EXPECT_TRUE(same_bits(step(x), eager.train(x).detach())) << i;
@@ -148,7 +149,7 @@ TEST(Replay, ASlotFrozenForAPartOfTheStepIsReplayed) {
 TEST(Replay, SlotsAreLeftFrozenAsInTheProgram) {
   Slot w("w", true);
   w.set(Tensor::scalar(2));
-  auto step = compile([&](const Tensor& x) {
+  auto step = compile_once([&](const Tensor& x) {
     const Tensor y = w.value() * x;
     w.set_requires_grad(false);
     return y.detach();
@@ -171,7 +172,7 @@ TEST(Replay, GradientsClearedFirstAreFreedFirst) {
     net.update();
     return loss;
   };
-  auto step = compile([&](const Tensor& x, const Tensor& y) { return run(captured, x, y); });
+  auto step = compile_once([&](const Tensor& x, const Tensor& y) { return run(captured, x, y); });
   for (int i = 0; i < 5; ++i) {
     EXPECT_TRUE(same_bits(step(TinyNet::x(i), TinyNet::y(i)), run(eager, TinyNet::x(i), TinyNet::y(i)).detach()));
     expect_same_grads(captured, eager);
@@ -191,7 +192,7 @@ TEST(Replay, SlotsGetNewTensorsInOrderAndTheLastOneWins) {
   Slot a("a"), b("b");
   a.set(Tensor::scalar(1));
   b.set(Tensor::scalar(10));
-  auto step = compile([&](const Tensor& x) {
+  auto step = compile_once([&](const Tensor& x) {
     const Tensor old = a.value();
     a.set(b.value() + x);
     b.set(old);
@@ -212,7 +213,7 @@ TEST(Replay, SlotsGetNewTensorsInOrderAndTheLastOneWins) {
 TEST(Replay, SwappedTensorsAreSeen) {
   Slot w("w");
   w.set(Tensor::from<float>({1, 2}, {2}));
-  auto step = compile([&](const Tensor& x) { return w.value() * x; });
+  auto step = compile_once([&](const Tensor& x) { return w.value() * x; });
   const Tensor x = Tensor::from<float>({3, 5}, {2});
   for (int i = 0; i < 3; ++i) step(x);
   w.set(Tensor::from<float>({10, 20}, {2}));
@@ -228,7 +229,7 @@ TEST(Replay, SlotsThatShareMemoryAreWrittenThroughIt) {
   const Tensor arena = zeros({4});
   first.set(narrow(arena, 0, 0, 2));
   second.set(narrow(arena, 0, 2, 2));
-  auto step = compile([&](const Tensor& x) {
+  auto step = compile_once([&](const Tensor& x) {
     first.assign(first.value() + x);
     return second.value() + narrow(arena, 0, 1, 2);
   });
@@ -256,7 +257,7 @@ TEST(Replay, MemoryIsThatOfTheProgramAndSteady) {
     EXPECT_EQ(allocator().accounting().total(), before);
     return allocator().accounting().total_peak() - before;
   };
-  auto step = compile([&](const Tensor& x, const Tensor& y) { return captured.train(x, y); });
+  auto step = compile_once([&](const Tensor& x, const Tensor& y) { return captured.train(x, y); });
   const Tensor x = TinyNet::x(0, 64), y = TinyNet::y(0, 64);
   for (int i = 0; i < 3; ++i) step(x, y);
   eager.train(x, y);
@@ -276,7 +277,7 @@ TEST(Replay, AnErrorNamesTheNodeAndLeavesNothingBehind) {
   Slot table("table"), count("count");
   table.set(drawn({4, 3}, "table"));
   count.set(Tensor::scalar(0));
-  auto step = compile([&](const Tensor& ids) {
+  auto step = compile_once([&](const Tensor& ids) {
     count.set(count.value() + 1.0);
     const Tensor scaled = table.value() * 2.0;
     return sum(embedding(scaled, ids));
@@ -365,7 +366,7 @@ void issue(FakeUnit& unit, const Op& row) {
 
 TEST(Replay, UnitsBytesComeAndGoByEffectRows) {
   FakeUnit unit;
-  auto step = compile([&](const Tensor& ids) {
+  auto step = compile_once([&](const Tensor& ids) {
     issue(unit, kFakeGather);
     const Tensor rows = embedding(view(unit.gathered, {2, 1}), ids);
     issue(unit, kFakeRelease);
@@ -396,7 +397,7 @@ TEST(Replay, BytesThatTheStepDoesNotGatherMustBeThere) {
   FakeUnit unit;
   const auto named = name_storage("fake full", unit.storage);
   unit.gather();
-  auto step = compile([&](const Tensor& x) { return unit.gathered * x; });
+  auto step = compile_once([&](const Tensor& x) { return unit.gathered * x; });
   const Tensor x = Tensor::from<float>({2, 3}, {2});
   for (int i = 0; i < 3; ++i) EXPECT_EQ(step(x).to_vector<float>(), (std::vector<float>{2, 3}));
   unit.storage->release_data();

@@ -6,6 +6,7 @@
 #include "compile/compile.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/op/ops.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"
 
@@ -18,7 +19,7 @@ using Group = std::shared_ptr<ProcessGroup>;
 void run_step(const Group& group, std::int64_t rows, const std::function<Tensor(const Tensor&)>& function) {
   CompileOptions options;
   options.group = group;
-  auto step = compile([&](const Tensor& x) { return function(x); }, options);
+  auto step = compile_once([&](const Tensor& x) { return function(x); }, options);
   for (int i = 0; i < 4; ++i) step(ones({rows, 2}));
 }
 
@@ -59,7 +60,7 @@ TEST(SameProgram, BatchesThatDifferBetweenRanksDoNotHang) {
     group->set_deadline(std::chrono::seconds(20));
     CompileOptions options;
     options.group = group;
-    auto step = compile([&](const Tensor& x) { return all_reduce(sum(x), *group); }, options);
+    auto step = compile_once([&](const Tensor& x) { return all_reduce(sum(x), *group); }, options);
     const std::int64_t rows[3][7] = {{4, 4, 4, 4, 4, 5, 4}, {4, 4, 3, 4, 3, 3, 4}, {4, 2, 4, 2, 4, 4, 1}};
     for (int i = 0; i < 7; ++i) {
       const float total = 2.0f * static_cast<float>(rows[0][i] + rows[1][i] + rows[2][i]);
@@ -77,7 +78,7 @@ TEST(SameProgram, IsComparedOnceAllRanksHaveAGraph) {
       CompileOptions options;
       options.group = group;
       bool fails = false;
-      auto step = compile(
+      auto step = compile_once(
           [&](const Tensor& x) {
             check(!fails, "this call fails");
             return group->rank() == 0 ? relu(x) : exp(x);

@@ -11,6 +11,7 @@
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/ops.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
@@ -49,7 +50,7 @@ TEST(CompiledStep, AReplayLeftInTheMidstOfItsUpdatesTearsAllOfAUnit) {
     const auto storage_of = [](const nn::Parameter& p) { return p.value().local().storage().get(); };
     ASSERT_EQ(storage_of(net.first.weight), storage_of(net.second.weight));
     TwoUpdates training(net);
-    auto step = compile([&](const Tensor& x, const Tensor& ids) { return training.step(x, ids); });
+    auto step = compile_once([&](const Tensor& x, const Tensor& ids) { return training.step(x, ids); });
     const Tensor x = ones({3, 4});
     const Tensor good = Tensor::from<std::int64_t>({2}, {1}), bad = Tensor::from<std::int64_t>({3}, {1});
     for (int i = 0; i < 3; ++i) step(x, good);
@@ -71,7 +72,7 @@ TEST(CompiledStep, AReplayLeftInTheMidstOfItsUpdatesTearsTheState) {
   net.materialize(nn::Seed{5});
   TwoUpdates training(net);
   nn::Sgd &first = training.first, &second = training.second;
-  auto step = compile([&](const Tensor& x, const Tensor& ids) { return training.step(x, ids); });
+  auto step = compile_once([&](const Tensor& x, const Tensor& ids) { return training.step(x, ids); });
   const Tensor x = ones({3, 4});
   const Tensor good = Tensor::from<std::int64_t>({2}, {1}), bad = Tensor::from<std::int64_t>({3}, {1});
   for (int i = 0; i < 3; ++i) step(x, good);
@@ -124,7 +125,7 @@ struct ScaledLinears {
 // lasts has changed. Oracle: the same training, in which nothing happens.
 TEST(CompiledStep, AReplayLeftBeforeTheFirstUpdateTearsNothing) {
   ScaledLinears captured, undisturbed;
-  auto step = compile([&](const Tensor& x, const Tensor& ids) { return captured.step(x, ids); });
+  auto step = compile_once([&](const Tensor& x, const Tensor& ids) { return captured.step(x, ids); });
   const Tensor x = ones({3, 4});
   const Tensor good = Tensor::from<std::int64_t>({2}, {1}), bad = Tensor::from<std::int64_t>({3}, {1});
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(step(x, good), undisturbed.step(x, good))) << i;
@@ -143,7 +144,7 @@ TEST(CompiledStep, AReplayLeftBeforeTheFirstUpdateTearsNothing) {
 TEST(CompiledStep, AnUpdateOfLossScalersAloneTearsNoParameters) {
   ScaledLinears training;
   nn::LossScaler other;
-  auto update = compile([&](const Tensor& x, const Tensor& ids) {
+  auto update = compile_once([&](const Tensor& x, const Tensor& ids) {
     training.scaler.update();
     const Tensor row = embedding(x, ids);
     other.update();

@@ -8,6 +8,7 @@
 #include "runtime/comm/board/thread_group.h"
 #include "tests/cuda/against_cpu.h"
 #include "tests/cuda/cuda_test.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"
 
@@ -39,7 +40,7 @@ TEST_F(CudaCollectives, OfOneRankAreCopies) {
 
 TEST_F(CudaCollectives, OfOneRankAreRecordedWithTheStep) {
   const Group group = make_single_group();
-  auto step = compile([&](const Tensor& x) { return all_reduce(x * x, *group) + x; });
+  auto step = compile_once([&](const Tensor& x) { return all_reduce(x * x, *group) + x; });
   for (int i = 0; i < 5; ++i)
     EXPECT_EQ(step(full({3}, i, DType::f32, kCuda)).to_vector<float>(),
               std::vector<float>(3, static_cast<float>(i * i + i)));
@@ -68,7 +69,8 @@ TEST_F(CudaCollectives, OfSeveralRanksAreRefusedOnEach) {
 // Oracle: the numbers by hand. The interpreter replays such a step; why() says what keeps it from the device.
 TEST_F(CudaCollectives, AStepThatReducesOverTheHostIsReplayedOpByOp) {
   run_ranks(2, [](const Group& group) {
-    auto step = compile([&](const Tensor& x) { return to(all_reduce(to(x * x, Device::cpu()), *group), kCuda) + x; });
+    auto step =
+        compile_once([&](const Tensor& x) { return to(all_reduce(to(x * x, Device::cpu()), *group), kCuda) + x; });
     const int rank = group->rank();
     for (int i = 0; i < 5; ++i) {
       const int mine = i + rank, other = i + 1 - rank;

@@ -18,6 +18,7 @@
 #include "tests/compile/tiny_net.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/parallel/nets.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 
@@ -42,7 +43,7 @@ void expect_same_slots(const TinyNet& a, const TinyNet& b) {
 
 TEST_F(DeviceReplayTest, F181_TenTrainingStepsAreBitwiseTheEagerOnes) {
   TinyNet eager(kCuda), captured(kCuda), host;
-  auto step = compile([&](const Tensor& x, const Tensor& y) { return captured.train(x, y); });
+  auto step = compile_once([&](const Tensor& x, const Tensor& y) { return captured.train(x, y); });
   for (int i = 0; i < 10; ++i) {
     eager.begin(i);
     captured.begin(i);
@@ -58,7 +59,7 @@ TEST_F(DeviceReplayTest, F181_TenTrainingStepsAreBitwiseTheEagerOnes) {
 }
 
 TEST_F(DeviceReplayTest, ResultsStayWhenTheNextStepRuns) {
-  auto step = compile([](const Tensor& x) { return x * x + x; });
+  auto step = compile_once([](const Tensor& x) { return x * x + x; });
   std::vector<Tensor> results;
   for (int i = 0; i < 6; ++i) results.push_back(step(full({5}, i, DType::f32, kCuda)));
   EXPECT_NE(step.why().find("in one call"), std::string::npos) << step.why();
@@ -70,7 +71,7 @@ TEST_F(DeviceReplayTest, ResultsStayWhenTheNextStepRuns) {
 TEST_F(DeviceReplayTest, ATensorThatSomebodyHoldsIsNotWrittenOver) {
   Slot counter("counter");
   counter.set(full({}, 0, DType::f32, kCuda));
-  auto step = compile([&](const Tensor& x) {
+  auto step = compile_once([&](const Tensor& x) {
     const GradMode off(false);
     counter.set(counter.value() + 1.0);
     return x + counter.value();
@@ -87,7 +88,7 @@ TEST_F(DeviceReplayTest, ATensorThatSomebodyHoldsIsNotWrittenOver) {
 TEST_F(DeviceReplayTest, GradientsLeftInSlotsAreThoseOfTheStep) {
   Slot w("w", true);
   w.set(full({3}, 2, DType::f32, kCuda));
-  auto step = compile([&](const Tensor& x) {
+  auto step = compile_once([&](const Tensor& x) {
     w.clear_grad();
     Tensor loss = sum(w.value() * x);
     backward(loss);
@@ -104,7 +105,7 @@ TEST_F(DeviceReplayTest, TornStateRefusesTheStep) {
   Net net(kTwoBlocks);
   net.materialize(nn::Seed{3}, kCuda);
   nn::Sgd optimizer(net.parameters(), {.lr = 0.1});
-  auto step = compile([&](const Tensor& x) {
+  auto step = compile_once([&](const Tensor& x) {
     const Tensor loss = sum(square(net(x)));
     backward(loss);
     optimizer.step_and_clear();
@@ -133,7 +134,7 @@ TEST_F(DeviceReplayTest, GradientsOfAUnitThatWaitAreLeftInOneBuffer) {
       shard(*net, mesh, policy, policy);
       net->materialize(nn::Seed{3}, kCuda);
     }
-    auto pass = compile([&](const Tensor& x) {
+    auto pass = compile_once([&](const Tensor& x) {
       const Tensor loss = sum(square(captured(x)));
       backward(loss);
       return loss.detach();
@@ -279,7 +280,7 @@ TEST_F(DeviceReplayTest, F187_MemoryThatIsKeptFromARecordingOnOutlastsIt) {
 TEST_F(DeviceReplayTest, AValueOfTheHostIsNamedAndTheStepStillRuns) {
   Slot scale("scale");
   scale.set(Tensor::scalar(2));
-  auto step = compile([&](const Tensor& x) { return x * scale.value(); });
+  auto step = compile_once([&](const Tensor& x) { return x * scale.value(); });
   const Tensor x = full({2}, 3, DType::f32, kCuda);
   for (int i = 0; i < 3; ++i) step(x);
   EXPECT_NE(step.why().find("slot \"scale\" is on cpu"), std::string::npos) << step.why();
@@ -288,7 +289,7 @@ TEST_F(DeviceReplayTest, AValueOfTheHostIsNamedAndTheStepStillRuns) {
 }
 
 TEST_F(DeviceReplayTest, OtherShapesAreOtherRecordings) {
-  auto step = compile([](const Tensor& x) { return x + x; });
+  auto step = compile_once([](const Tensor& x) { return x + x; });
   for (int round = 0; round < 4; ++round)
     for (const std::int64_t size : {3, 4})
       EXPECT_EQ(step(full({size}, round, DType::f32, kCuda)).to_vector<float>(),
@@ -297,7 +298,7 @@ TEST_F(DeviceReplayTest, OtherShapesAreOtherRecordings) {
 }
 
 TEST_F(DeviceReplayTest, WithoutDeviceGraphsTheInterpreterRuns) {
-  auto step = compile([](const Tensor& x) { return x + x; }, {.device_graphs = false});
+  auto step = compile_once([](const Tensor& x) { return x + x; }, {.device_graphs = false});
   const Tensor x = full({3}, 1, DType::f32, kCuda);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(step(x).to_vector<float>(), (std::vector<float>{2, 2, 2}));
   EXPECT_EQ(step.why(), "replayed");

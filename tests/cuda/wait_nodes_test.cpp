@@ -16,6 +16,7 @@
 #include "tests/compile/tiny_net.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/parallel/nets.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
 
@@ -89,10 +90,10 @@ class ReadsOfParameters {
 
 TEST_F(WaitNodes, AGraphOfTheDeviceHoldsNoneAndWaitsForQueuesThatUseItsBytes) {
   TinyNet eager(kCuda), plain(kCuda), waiting(kCuda);
-  auto without = compile([&](const Tensor& x, const Tensor& y) { return plain.train(x, y); });
+  auto without = compile_once([&](const Tensor& x, const Tensor& y) { return plain.train(x, y); });
   CompileOptions options;
   options.passes.push_back({"wait_before_all", wait_before_all});
-  auto with = compile([&](const Tensor& x, const Tensor& y) { return waiting.train(x, y); }, options);
+  auto with = compile_once([&](const Tensor& x, const Tensor& y) { return waiting.train(x, y); }, options);
   ReadsOfParameters reads(waiting);
   for (int i = 0; i < 10; ++i) {
     for (TinyNet* net : {&eager, &plain, &waiting}) net->begin(i);
@@ -138,7 +139,7 @@ TEST_F(WaitNodes, WaitForQueuesOfTheDeviceInAStepOfSeveralRanks) {
     const Group group = make_staged_group(host);
     const Device there = cuda::device_of_rank(group->rank());
     ShardedTraining eager(group), captured(group);
-    auto step = compile([&](const Tensor& x, const Tensor& y) { return captured.step(x, y).detach(); });
+    auto step = compile_once([&](const Tensor& x, const Tensor& y) { return captured.step(x, y).detach(); });
     for (std::uint64_t i = 0; i < 5; ++i) {
       const std::uint64_t at = 10 * i + static_cast<std::uint64_t>(group->rank());
       const Tensor x = to(batch_of(4, 6, at, "x"), there), y = to(batch_of(4, 5, at, "y"), there);

@@ -7,6 +7,7 @@
 #include "dtensor/redistribute.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/ops.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
@@ -47,7 +48,8 @@ TEST(FailingTogether, AReplayThatFailsOnOneRankReachesAll) {
     const Tensor table = distribute(ones({7, 3}), mesh, Replicate());
     CompileOptions options;
     options.group = group;
-    auto step = compile([](const Tensor& t, const Tensor& ids) { return full_tensor(embedding(t, ids)); }, options);
+    auto step =
+        compile_once([](const Tensor& t, const Tensor& ids) { return full_tensor(embedding(t, ids)); }, options);
     for (int i = 0; i < 3; ++i) step(table, ids_of(mesh, 6));
     EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
     const Tensor good = ids_of(mesh, 6), bad = ids_of(mesh, 7);

@@ -12,6 +12,7 @@
 #include "tests/parallel/replay.h"
 #include "tests/parallel/two_dim_net.h"
 #include "tests/parallel/uneven_net.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
@@ -486,8 +487,10 @@ TEST(FullyShard, F77_F79_MicroBatchesThatWaitMayBeCapturedApart) {
     for (const bool is_bf16 : {false, true})
       run_ranks(grid.ranks(), [&](const Group& group) {
         MicroBatches eager(grid.mesh(group), is_bf16), captured(grid.mesh(group), is_bf16);
-        auto micro = compile([&](const Tensor& x, const Tensor& y) { return captured.micro(x, y); }, {.group = group});
-        auto last = compile([&](const Tensor& x, const Tensor& y) { return captured.last(x, y); }, {.group = group});
+        auto micro =
+            compile_once([&](const Tensor& x, const Tensor& y) { return captured.micro(x, y); }, {.group = group});
+        auto last =
+            compile_once([&](const Tensor& x, const Tensor& y) { return captured.last(x, y); }, {.group = group});
         for (std::uint64_t step = 0; step < 8; ++step) {
           // The third step has no micro-batch, the sixth three: a graph is for one of the cases.
           const int micros = step == 2 ? 0 : step == 5 ? 3 : 1;

@@ -11,6 +11,7 @@
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
@@ -135,7 +136,7 @@ TEST(FullyShard, F99_ClippingOnAMeshIsCaptured) {
     for (const nn::Parameter* p : captured.parameters) grads.push_back(p->grad());
     CompileOptions options;
     options.group = group;
-    auto step = compile(
+    auto step = compile_once(
         [&](const Tensor& x) {
           for (std::size_t i = 0; i < grads.size(); ++i) captured.parameters[i]->set_grad(grads[i]);
           const Tensor norm = nn::clip_grad_norm(captured_optimizer, 0.25);

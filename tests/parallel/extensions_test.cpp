@@ -9,6 +9,7 @@
 #include "runtime/op/buffer_views.h"
 #include "tests/parallel/replay.h"
 #include "tests/parallel/uneven_net.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
@@ -336,7 +337,7 @@ TEST(FullyShard, F54_F77_AnotherHookIsAnotherGraph) {
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{2});
     int calls = 0;
-    auto step = compile([&](const Tensor& x) {
+    auto step = compile_once([&](const Tensor& x) {
       const Tensor loss = sum(net(x));
       backward(loss);
       return loss.detach();

@@ -14,6 +14,7 @@
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/page_store.h"
@@ -166,7 +167,7 @@ TEST(FullyShard, F43_AbandonedReplayIsLeftByAllAndGoesOnAfterAReset) {
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{5});
     nn::AdamW optimizer(net.parameters(), {.lr = 0.01});
-    auto step = compile([&](const Tensor& x, const Tensor& ids) {
+    auto step = compile_once([&](const Tensor& x, const Tensor& ids) {
       const Tensor loss = sum(square(net(x)));
       backward(loss);
       const Tensor row = embedding(x, ids);  // raises on a bad id, when backward has run and reductions are in flight

@@ -10,6 +10,7 @@
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/hazard_edges.h"
+#include "tests/support/compile_once.h"
 
 namespace sherd::testing {
 namespace {
@@ -56,7 +57,7 @@ TEST(FullyShardHazards, F177_NoneInReplays) {
   run_ranks(2, [](const Group& group) {
     HazardChecker checker;
     HazardTraining t(group);
-    auto step = compile([&](const Tensor& x, const Tensor& y) {
+    auto step = compile_once([&](const Tensor& x, const Tensor& y) {
       const Tensor loss = mean_square(t.net(x), y);
       backward(loss);
       const Tensor norm = nn::clip_grad_norm(*t.optimizer, 0.5);

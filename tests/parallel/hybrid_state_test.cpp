@@ -13,6 +13,7 @@
 #include "tests/parallel/replay.h"
 #include "tests/parallel/two_dim_net.h"
 #include "tests/parallel/uneven_net.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
@@ -360,7 +361,7 @@ TEST(HybridState, F77_RecordedEvaluationSeesUpdates) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh = Grid{2, 2}.mesh(group);
     PolicyTraining t(mesh, nn::strategy("hybrid_shard_state"));
-    auto evaluate = compile([&](const Tensor& x) { return output_of(t.net, x); }, {.group = group});
+    auto evaluate = compile_once([&](const Tensor& x) { return output_of(t.net, x); }, {.group = group});
     const Tensor x = own_rows(group, 9);
     output_of(t.net, x);
     for (std::uint64_t i = 0; i < 6; ++i) {

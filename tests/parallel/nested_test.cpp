@@ -9,6 +9,7 @@
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
 
@@ -72,7 +73,7 @@ TEST(FullyShard, F48_EventOrderOfNestedModules) {
     for (const bool prefetches : {true, false}) {
       Nested net;
       shard_nested(net, group, {.prefetch = prefetches});
-      auto step = compile([&](const Tensor& x) {
+      auto step = compile_once([&](const Tensor& x) {
         const Tensor loss = sum(net(x));
         backward(loss);
         for (nn::Parameter* p : net.parameters()) p->clear_grad();

@@ -12,6 +12,7 @@
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
@@ -67,7 +68,7 @@ std::string unit_events(const Program& program) {
 std::string events_of_a_step(const Group& group, std::optional<bool> blocks, std::optional<bool> root) {
   StemStack net;
   shard_stack(net, group, blocks, root);
-  auto step = compile([&](const Tensor& x) {
+  auto step = compile_once([&](const Tensor& x) {
     const Tensor loss = sum(net(x));
     backward(loss);
     for (nn::Parameter* p : net.parameters()) p->clear_grad();

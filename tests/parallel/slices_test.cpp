@@ -13,6 +13,7 @@
 #include "tests/parallel/replay.h"
 #include "tests/parallel/two_dim_net.h"
 #include "tests/parallel/uneven_net.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
@@ -244,7 +245,7 @@ TEST(FullyShard, F77_ReshardingToKRanksReplaysBitwise) {
 TEST(FullyShard, F77_SlicesLeftBeforeTheStepAreOfNoUse) {
   run_ranks(4, [](const Group& group) {
     PolicyTraining eager(DeviceMesh(group), to_ranks(2)), captured(DeviceMesh(group), to_ranks(2));
-    auto step = compile([&](const Tensor& x, const Tensor& y) { return captured.step(x, y); }, {.group = group});
+    auto step = compile_once([&](const Tensor& x, const Tensor& y) { return captured.step(x, y); }, {.group = group});
     for (std::uint64_t i = 0; i < 9; ++i) {
       const Tensor x = own_rows(group, i);
       if (i % 2 == 1)

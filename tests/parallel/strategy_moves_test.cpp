@@ -16,6 +16,7 @@
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/job/world.h"
 #include "tests/parallel/strategy_cases.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
 
@@ -140,7 +141,7 @@ void expect_steady(const Group& group, const ExtendedCase& c, bool is_captured) 
   SCOPED_TRACE(c.text() + (is_captured ? ", captured" : ""));
   constexpr std::size_t kFirst = 4, kLast = 8;
   MovedTraining t({256, 512, 512, 256}, c, group);  // units of many pages
-  auto step = compile([&](const Tensor& x) { return t.step(x); }, CompileOptions{.group = group});
+  auto step = compile_once([&](const Tensor& x) { return t.step(x); }, CompileOptions{.group = group});
   const Allocator& memory = RankContext::current().allocator();
   std::vector<std::int64_t> calls, bytes;
   for (std::uint64_t i = 0; i <= kLast; ++i) {

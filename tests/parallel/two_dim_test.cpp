@@ -15,6 +15,7 @@
 #include "runtime/exec/hazards.h"
 #include "tests/parallel/replay.h"
 #include "tests/parallel/two_dim_net.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
@@ -135,7 +136,7 @@ TEST(FullyShard, F48_EventOrderOfTwoDimensions) {
     ResidualNet net(5, 8);
     shard_2d(net, root, grid, true);
     net.materialize();
-    auto step = compile([&](const Tensor& x) {
+    auto step = compile_once([&](const Tensor& x) {
       const Tensor loss = sum(net(x));
       backward(loss);
       for (nn::Parameter* p : net.parameters()) p->clear_grad();

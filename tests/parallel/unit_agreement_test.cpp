@@ -12,6 +12,7 @@
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/ghost_group.h"
 #include "tests/parallel/two_dim_net.h"
+#include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
@@ -342,7 +343,7 @@ TEST(FullyShard, F192_ACapturedStepComparesBeforeItIsRecorded) {
     Net net(kTwoBlocks);
     shard(net, DeviceMesh(group), nn::strategy(group->rank() == 1 ? "shard_grad_op" : "full_shard"));
     net.materialize(nn::Seed{3});
-    auto step = compile([&](const Tensor& x) {
+    auto step = compile_once([&](const Tensor& x) {
       const Tensor loss = sum(net(x));
       backward(loss);
       return loss.detach();
