@@ -1,0 +1,243 @@
+// A replay follows what the library was told between calls. Twins step side by side, one captured; at a step something
+// is changed for both, and some steps later it is taken back: losses, parameters and calls of collectives stay equal.
+// Changes that are no tensors are rows of a table; SHERD_TWINS names how many drawn pairs of layout and changes to try.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+
+#include "compile/compile.h"
+#include "nn/layers/dropout.h"
+#include "nn/optim/adamw.h"
+#include "nn/optim/clip.h"
+#include "nn/parallel/tensor_parallel.h"
+#include "runtime/autograd/autograd.h"
+#include "tests/parallel/nets.h"
+#include "tests/support/near.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+constexpr int kTold = 5, kTakenBack = 9, kSteps = 13;
+
+struct TwinBlock : nn::Layer<TwinBlock> {
+  nn::Linear& linear;
+  nn::Dropout& dropout;
+  TwinBlock(std::int64_t in, std::int64_t out)
+      : linear(add<nn::Linear>("linear", in, out)), dropout(add<nn::Dropout>("dropout", 0.3)) {}
+  Tensor forward(const Tensor& x) { return dropout(relu(linear(x))); }
+};
+
+struct TwinNet : nn::Layer<TwinNet> {
+  nn::ModuleList<TwinBlock>& blocks;
+  nn::Linear& head;
+  TwinNet() : blocks(add<nn::ModuleList<TwinBlock>>("blocks")), head(add<nn::Linear>("head", 8, 4)) {
+    for (int i = 0; i < 3; ++i) blocks.append(8, 8);
+  }
+  Tensor forward(Tensor x) {
+    for (TwinBlock* block : blocks.items()) x = (*block)(x);
+    return head(x);
+  }
+};
+
+struct Layout {
+  const char* name;
+  const char* strategy;  // empty: plain
+  int ranks;
+  int replicas = 1;
+  bool bf16 = false;
+};
+constexpr Layout kLayouts[] = {{"plain", "", 1},
+                               {"one", "full_shard", 1},
+                               {"full_shard", "full_shard", 2},
+                               {"full_shard_bf16", "full_shard", 2, 1, true},
+                               {"shard_grad_op", "shard_grad_op", 2},
+                               {"no_shard", "no_shard", 2},
+                               {"shard_optimizer", "shard_optimizer", 2},
+                               {"full_shard_4", "full_shard", 4},
+                               {"hybrid", "hybrid_shard", 4, 2},
+                               {"hybrid_bf16", "hybrid_shard", 4, 2, true},
+                               {"hybrid_state", "hybrid_shard_state", 4, 2}};
+
+struct Twin {
+  TwinNet net;
+  std::unique_ptr<nn::AdamW> optimizer;
+  Group group;
+  bool syncs_by_itself;
+
+  Twin(const Layout& layout, Group g, bool toggles) : group(std::move(g)), syncs_by_itself(toggles) {
+    if (*layout.strategy != '\0') {
+      nn::UnitPolicy policy = nn::strategy(layout.strategy);
+      if (layout.bf16) policy.mp_policy.param_dtype = DType::bf16;
+      const DeviceMesh mesh =
+          layout.replicas > 1
+              ? DeviceMesh(group, {{"replicate", layout.replicas}, {"dp", layout.ranks / layout.replicas}})
+              : DeviceMesh(group);
+      for (nn::Module* block : net.blocks.items()) nn::fully_shard(*block, mesh, policy);
+      if (layout.bf16) policy.mp_policy.output_dtype = DType::f32;
+      nn::fully_shard(net, mesh, policy);
+    }
+    net.materialize(nn::Seed{5});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.02, .weight_decay = 0.1});
+  }
+  bool is_sharded() const { return nn::is_fully_sharded(net); }
+  Tensor step(const Tensor& x, const Tensor& y) {
+    Tensor loss;
+    for (int micro = 0; micro < 2; ++micro) {
+      if (syncs_by_itself && is_sharded()) nn::set_requires_gradient_sync(net, micro == 1);
+      loss = mean_square(net(x), y);
+      backward(loss);
+    }
+    optimizer->step_and_clear();
+    return loss;
+  }
+};
+
+/// Negates what a module returns.
+struct Negate final : nn::ModuleHook {
+  bool maps_outputs() const override { return true; }
+  void map_output(nn::Module&, Tensor& tensor, nn::TensorPlace) override { tensor = neg(tensor); }
+};
+
+struct Change {
+  const char* name;
+  bool sharded;  // about units
+  void (*tell)(Twin& twin, bool on);
+};
+const Change kChanges[] = {
+    {"train", false, [](Twin& t, bool on) { t.net.train(!on); }},
+    {"train_one", false, [](Twin& t, bool on) { t.net.blocks.items()[1]->dropout.train(!on); }},
+    {"module_hook", false,
+     [](Twin& t, bool on) {
+       static thread_local std::map<nn::Module*, std::shared_ptr<Negate>> hooks;
+       nn::Module* const block = t.net.blocks.items()[1];
+       if (on) block->add_hook(hooks[block] = std::make_shared<Negate>());
+       else block->remove_hook(*hooks.at(block));
+     }},
+    {"gradient_hook", false,
+     [](Twin& t, bool on) {
+       const auto halve = [](Slot& s) {
+         const GradMode off(false);
+         s.set_grad(s.grad() * 0.5);
+       };
+       if (on) t.net.head.weight.on_grad_accumulated(halve, {.capturable = true});
+     }},
+    {"freeze", false, [](Twin& t, bool on) { t.net.head.bias->set_requires_grad(!on); }},
+    {"divide_factor", true,
+     [](Twin& t, bool on) { nn::set_gradient_divide_factor(t.net, on ? 12 : static_cast<double>(t.group->size())); }},
+    {"all_reduce_hook", true,
+     [](Twin& t, bool on) {
+       nn::AllReduceHook hook;
+       if (on)
+         hook = [](const nn::ReducedUnit& unit) {
+           for (const Tensor& shard : unit.shards) copy_into(shard, shard * 0.25);
+         };
+       nn::unit_of(t.net).set_all_reduce_hook(hook);
+     }},
+    {"reshard_after_forward", true, [](Twin& t, bool on) { nn::set_reshard_after_forward(t.net, !on); }},
+    {"reshard_to_two", true,
+     [](Twin& t, bool on) {
+       if (t.group->size() == 4 && nn::unit_of(t.net).layout().shards == 4) {
+         if (on) nn::set_reshard_after_forward(t.net, 2);
+         else nn::set_reshard_after_forward(t.net, true);
+       }
+     }},
+    {"reshard_after_backward", true, [](Twin& t, bool on) { nn::set_reshard_after_backward(t.net, !on); }},
+    {"forward_prefetch", true,
+     [](Twin& t, bool on) {
+       const auto& blocks = t.net.blocks.items();
+       nn::set_modules_to_forward_prefetch(
+           *blocks[0], on ? std::vector<nn::Module*>{blocks[1], blocks[2]} : std::vector<nn::Module*>{});
+     }},
+    {"backward_prefetch", true,
+     [](Twin& t, bool on) {
+       const auto& blocks = t.net.blocks.items();
+       nn::set_modules_to_backward_prefetch(
+           *blocks[2], on ? std::vector<nn::Module*>{blocks[1], blocks[0]} : std::vector<nn::Module*>{});
+     }},
+    {"max_reductions", true, [](Twin& t, bool on) { nn::set_reduce_scatter_max_input_buffers(t.net, on ? 3 : 1); }},
+    {"keeps_memory", true, [](Twin& t, bool on) { nn::set_keep_unsharded_storage(t.net, on); }},
+    {"reduce_unused", true, [](Twin& t, bool on) { nn::set_reduce_unused(t.net, on); }},
+};
+
+/// `told` at kTold, taken back at kTakenBack. Returns how the captured twin ran, by step.
+void expect_twins_agree(const Layout& layout, const std::vector<const Change*>& told, bool toggles,
+                        const Group& group) {
+  Twin eager(layout, group, toggles), captured(layout, group, toggles);
+  auto step = compile([&](const Tensor& x, const Tensor& y) { return captured.step(x, y); });
+  const auto calls = [&](const auto& run) {
+    const CommCounts before = settled_counts(*group);
+    run();
+    const CommCounts spent = counts_since(before, *group);
+    return std::tuple(spent.all_gather.calls, spent.reduce_scatter.calls, spent.all_reduce.calls);
+  };
+  int replays = 0;
+  for (int i = 0; i < kSteps; ++i) {
+    for (const Change* change : told)
+      if ((i == kTold || i == kTakenBack) && (!change->sharded || eager.is_sharded()))
+        for (Twin* twin : {&eager, &captured}) change->tell(*twin, i == kTold);
+    const auto index = static_cast<std::uint64_t>(i);
+    const Tensor x = batch_of(6, 8, index, "x"), y = batch_of(6, 4, index, "y");
+    Tensor expected, actual;
+    nn::set_step(2 * i);
+    const auto eager_calls = calls([&] { expected = eager.step(x, y).detach(); });
+    nn::set_step(2 * i + 1);
+    nn::set_step(2 * i);
+    const auto captured_calls = calls([&] { actual = step(x, y); });
+    const std::string where = fmt::format("step {} {}", i, step.why());
+    ASSERT_TRUE(same_bits(actual, expected)) << where;
+    EXPECT_EQ(captured_calls, eager_calls) << where;
+    const auto a = captured.net.parameters(), e = eager.net.parameters();
+    for (std::size_t p = 0; p < a.size(); ++p)
+      ASSERT_TRUE(same_bits(a[p]->sharded_value().local(), e[p]->sharded_value().local()))
+          << a[p]->name() << " " << where;
+    replays += step.mode() == CompiledStep::Mode::replay ? 1 : 0;
+  }
+  EXPECT_GE(replays, 3) << "of the recordings some were replayed";
+}
+
+struct TwinCase {
+  Layout layout;
+  const Change* change;
+};
+std::vector<TwinCase> each_change() {
+  std::vector<TwinCase> cases;
+  for (const Layout& layout : kLayouts)
+    for (const Change& change : kChanges)
+      if (!change.sharded || *layout.strategy != '\0') cases.push_back({layout, &change});
+  return cases;
+}
+
+TEST(TwinRuns, AReplayFollowsEachChangeInEveryLayout) {
+  for (const auto& [layout, change] : each_change()) {
+    SCOPED_TRACE(fmt::format("{} in {}", change->name, layout.name));
+    run_ranks(layout.ranks,
+              [&, &l = layout, told = change](const Group& group) { expect_twins_agree(l, {told}, false, group); });
+    if (HasFailure()) return;
+  }
+}
+
+TEST(TwinRuns, DrawnChangesAreFollowed) {
+  const char* const asked = std::getenv("SHERD_TWINS");
+  const int seeds = asked ? std::atoi(asked) : 40;
+  for (int seed = 0; seed < seeds; ++seed) {
+    std::mt19937_64 random(static_cast<std::uint64_t>(seed));
+    const Layout& layout = kLayouts[random() % std::size(kLayouts)];
+    std::vector<const Change*> told;
+    for (std::uint64_t n = 1 + random() % 3; n > 0; --n) {
+      const Change* const change = &kChanges[random() % std::size(kChanges)];
+      if (std::ranges::find(told, change) == told.end()) told.push_back(change);
+    }
+    const bool toggles = random() % 2 == 0;
+    std::string text = fmt::format("seed {}, {}{}:", seed, layout.name, toggles ? ", syncs by itself" : "");
+    for (const Change* change : told) text += fmt::format(" {}", change->name);
+    SCOPED_TRACE(text);
+    run_ranks(layout.ranks, [&](const Group& group) { expect_twins_agree(layout, told, toggles, group); });
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace sherd::testing
