@@ -11,6 +11,7 @@
   variables  getenv appears only in tools/ and runtime/os/settings.cpp (tests may set variables)
   errno      a check() that prints errno does not call the system in its condition: which of the two comes first is open
   types      no two files define a type of one name in one namespace (type_definitions.py)
+  state      what a captured step reads of an object is a field that says who sees it change (host_state.py)
   weight     no folder is over its row in tools/weight.toml, and rows rise only as that file says (weigh.py)
   op names   outside of runtime/op no code compares ops by name: what differs is a column (tests may pick ops by name)
 
@@ -20,6 +21,7 @@ import pathlib
 import re
 import sys
 
+import host_state
 import type_definitions
 import weigh
 from cxx_code import code_of
@@ -193,6 +195,10 @@ def check_tree(root):
     for where, at, name, other in type_definitions.defined_twice(codes.items()):
         number = codes[where].count("\n", 0, at) + 1
         yield f"{where}:{number}: {name} is defined in {other} too; give one of them another name"
+
+
+    for where, number, breach in host_state.breaches(root, codes):
+        yield f"{where}:{number}: {breach}"
 
 
 def main():

@@ -49,6 +49,47 @@ class CheckLayers(unittest.TestCase):
     def test_golden_folders_need_no_readme(self):
         self.assertEqual(self.run_on({"tests/golden/README.md": "", "tests/golden/llama/config.json": "{}"})[0], 0)
 
+    STATE = """#pragma once
+namespace sherd::nn {
+/// A list of them; with a comma.
+class Told final : public ModuleHook {
+ public:
+  explicit Told(int size = 0) : size_{size}, list_() {}
+  bool is_on() const { return on_; }
+  Shape grow(Shape from = {}, int by = 1);
+
+ private:
+  struct Inner {
+    int value = 0;
+  };
+  const int size_;
+  std::vector<std::pair<int, int>> list_;
+  std::function<void(int, int)> call_ = make([this] { return 1; }, 2);
+  HostState<ToldState> state_{label, this};
+  bool on_ = true, off_{false};  // NEW
+};
+}
+"""
+
+    def run_on_state(self, listed, code=STATE):
+        table = "".join(f'["{name}"]\n"a reason" = {members}\n' for name, members in listed.items())
+        return self.run_on({"nn/d.h": code, "tools/host_state.toml": table})
+
+    def test_state_that_no_replay_sees(self):
+        listed = {"sherd::nn::Told": ["list_", "call_", "on_", "off_"]}
+        self.assertEqual(self.run_on_state(listed)[0], 0, self.run_on_state(listed)[1])
+        seeded = self.STATE.replace("  // NEW", "\n  double scale_ = 1;")
+        status, lines = self.run_on_state(listed, seeded)
+        self.assertEqual((status, len(lines)), (1, 2), lines)
+        self.assertIn("nn/d.h:4: sherd::nn::Told::scale_ may change between two calls of a captured step", lines[0])
+
+    def test_state_that_is_listed_and_gone(self):
+        listed = {"sherd::nn::Told": ["list_", "call_", "on_", "off_", "size_"], "sherd::Gone": ["x"]}
+        status, lines = self.run_on_state(listed)
+        self.assertEqual((status, len(lines)), (1, 3), lines)
+        self.assertIn("lists sherd::nn::Told::size_, which is not there", lines[0])
+        self.assertIn("there is no class sherd::Gone", lines[1])
+
     def test_include_upwards(self):
         self.expect({"runtime/a.h": '#pragma once\n#include "nn/d.h"\n'}, "runtime/a.h:2: \"nn/d.h\": runtime may not")
 
