@@ -1,122 +1,17 @@
-// A random row's counter is (block of elements, step). The upper half of the step is free, and counts the calls of one
-// dropout within the step. All counts of a rank are in one tensor, so that a new step is one fill:
-//
-//   @random_step  i64[]     step
-//   @random_calls i64[64]   calls x 2^32, by dropout     draw = step + calls[d];  calls[d] += 2^32
 #include "nn/layers/dropout.h"
-
-#include <vector>
 
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
 
-namespace {
-
-constexpr double kOneCall = 4294967296.0;  // 2^32
-constexpr std::int64_t kFirstPlaces = 64;
-
-class Counters final : public Slot {
- public:
-  Counters() : Slot("random_step"), calls_("random_calls") {
-    set(Tensor::scalar(0, DType::i64));
-    calls_.set(zeros({kFirstPlaces}, DType::i64));
-    one_call_ = full({}, kOneCall, DType::i64);
-  }
-  void move_to(Device device) {
-    if (value().device() == device || device.is_meta()) return;
-    set(to(value(), device));
-    calls_.set(to(calls_.value(), device));
-    one_call_ = to(one_call_, device);
-  }
-  void restart() { fill_into(calls_.value(), 0); }
-  /// A number of its own for a dropout; its count is 0.
-  std::int64_t take() {
-    // A captured step must not reset a count: a replay would do so at every call.
-    if (!freed_.empty() && !RankContext::current().capture) {
-      const std::int64_t place = freed_.back();
-      freed_.pop_back();
-      fill_into(calls_of(place), 0);
-      return place;
-    }
-    if (taken_ == calls_.value().size(0)) grow();
-    return taken_++;
-  }
-  void give_back(std::int64_t place) { freed_.push_back(place); }
-  /// 0-d i64: the counter of the next call.
-  Tensor next(std::int64_t place) {
-    const Tensor calls = calls_of(place);
-    Tensor draw = add(value(), calls);
-    copy_into(calls, one_call_, true);
-    return draw;
-  }
-
- private:
-  Tensor calls_of(std::int64_t place) const {
-    const Tensor& all = calls_.value();
-    return Tensor::over(all.storage(), {}, {}, all.offset() + place, DType::i64);
-  }
-  void grow() {
-    const Tensor old = calls_.value();
-    const Tensor larger = zeros({2 * old.size(0)}, DType::i64, old.device());
-    copy_into(narrow(larger, 0, 0, old.size(0)), old);
-    calls_.set(larger);
-  }
-
-  Slot calls_;
-  Tensor one_call_;
-  std::int64_t taken_ = 0;
-  std::vector<std::int64_t> freed_;
-};
-
-std::shared_ptr<Slot>& counters_slot() {
-  RankContext& context = RankContext::current();
-  if (!context.random_step) context.random_step = std::make_shared<Counters>();
-  return context.random_step;
-}
-// Made here only.
-Counters& as_counters(Slot& slot) { return static_cast<Counters&>(slot); }
-
-}  // namespace
-
 Dropout::Dropout(double p) : p_(p) { check(p >= 0 && p < 1, "dropout probability must be in [0, 1), got {}", p); }
-
-Dropout::~Dropout() {
-  if (const std::shared_ptr<Slot> counters = counters_.lock()) as_counters(*counters).give_back(place_);
-}
 
 Tensor Dropout::forward(const Tensor& x) {
   if (!training() || p_ == 0) return x;
-  const std::shared_ptr<Slot>& slot = counters_slot();
-  Counters& counters = as_counters(*slot);
-  counters.move_to(x.device());
-  if (counters_.lock() != slot) {
-    counters_ = slot;
-    place_ = counters.take();
-  }
   const RankContext& context = RankContext::current();
   const std::uint64_t key = random_key(context.seed, path(), "dropout");
-  const Tensor draw = x.is_meta() ? counters.value() : counters.next(place_);  // shapes draw nothing
-  return dropout(x, p_, key, draw, context.data_coordinate * x.numel());
+  return dropout(x, p_, key, calls_.next(x.device()), context.data_coordinate * x.numel());
 }
-
-Slot& random_step() { return *counters_slot(); }
-
-Slot& random_step(Device device) {
-  Counters& counters = as_counters(*counters_slot());
-  counters.move_to(device);
-  return counters;
-}
-
-void set_step(std::int64_t step) {
-  RankContext& context = RankContext::current();
-  Counters& counters = as_counters(*counters_slot());
-  if (step != context.step) counters.restart();
-  context.step = step;
-  counters.assign(Tensor::scalar(static_cast<double>(step), DType::i64));
-}
-
-void set_seed(Seed seed) { RankContext::current().seed = seed.value; }
 
 }  // namespace sherd::nn

@@ -1,7 +1,6 @@
 #pragma once
-#include <memory>
-
 #include "nn/module.h"
+#include "nn/random_rows.h"
 
 namespace sherd::nn {
 
@@ -11,23 +10,11 @@ namespace sherd::nn {
 class Dropout : public Layer<Dropout> {
  public:
   explicit Dropout(double p);
-  ~Dropout() override;
   Tensor forward(const Tensor& x);
 
  private:
   double p_;
-  std::weak_ptr<Slot> counters_;  // of the rank it draws on
-  std::int64_t place_ = -1;       // its number there
+  RandomCalls calls_;
 };
-
-/// The 0-d i64 step that random rows of this rank count with; starts at 0, on the host.
-Slot& random_step();
-/// The same, moved to `device` for good: rows read it there without an upload.
-Slot& random_step(Device device);
-/// Sets the step for random rows and error messages: once per training step, outside of a captured function. Another
-/// step than before starts the counts of calls again. Does not block.
-void set_step(std::int64_t step);
-/// Seed of random rows during training on this rank; equal on all ranks.
-void set_seed(Seed seed);
 
 }  // namespace sherd::nn
