@@ -16,6 +16,10 @@
 #include "runtime/autograd/slot.h"
 #include "runtime/op/host_state.h"
 
+namespace sherd {
+class DeviceMesh;
+}
+
 namespace sherd::nn {
 
 class Module;
@@ -105,6 +109,9 @@ class ModuleHook {
   /// Whether the module's forward may be recomputed in backward (recompute.h): recorded ops run again, and no hook
   /// does. True where all that a hook does to values goes through such ops, and the rest need not be repeated.
   virtual bool can_recompute() const { return false; }
+  /// A mesh along whose axes ranks have data of their own in the module's forward; null: the hook does not say. Random
+  /// rows draw by it (batch_part.h).
+  virtual const DeviceMesh* data_mesh() const { return nullptr; }
 };
 
 /// What a forward reads of a module beside its parameters.

@@ -5,10 +5,13 @@
 //   @random_calls i64[64]   calls x 2^32, by row     draw = step + calls[r];  calls[r] += 2^32
 #include "nn/random_rows.h"
 
+#include <utility>
 #include <vector>
 
 #include "runtime/exec/context.h"
+#include "runtime/op/capture_sink.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/step_names.h"
 
 namespace sherd::nn {
 
@@ -20,6 +23,8 @@ constexpr std::int64_t kFirstPlaces = 64;
 class Counters final : public Slot {
  public:
   Counters() : Slot("random_step"), calls_("random_calls") {
+    name_setting(setting_, "random rows");
+    write_setting();
     set(Tensor::scalar(0, DType::i64));
     calls_.set(zeros({kFirstPlaces}, DType::i64));
     one_call_ = full({}, kOneCall, DType::i64);
@@ -31,6 +36,18 @@ class Counters final : public Slot {
     one_call_ = to(one_call_, device);
   }
   void restart() { fill_into(calls_.value(), 0); }
+  const DrawnBy& drawn_by() const {
+    if (CaptureSink* capture = RankContext::current().capture) capture->setting_read(setting_);
+    return drawn_by_;
+  }
+  void set_seed(std::uint64_t seed) {
+    if (std::exchange(drawn_by_.seed, seed) != seed) write_setting();
+  }
+  void set_part(const std::optional<BatchPart>& part) {
+    if (std::exchange(drawn_by_.part, part) == part) return;
+    ++num_parts_;
+    write_setting();
+  }
   /// A number of its own for a row; its count is 0.
   std::int64_t take() {
     // A captured step must not reset a count: a replay would do so at every call.
@@ -64,6 +81,17 @@ class Counters final : public Slot {
     calls_.set(larger);
   }
 
+  // The part itself is not that of other ranks, whose program is to be the same.
+  void write_setting() {
+    setting_->text = fmt::format("random rows have seed {} and {}", drawn_by_.seed,
+                                 drawn_by_.part ? fmt::format("part {} that set_batch_part() has set", num_parts_)
+                                                : "the parts of the batch that units have");
+    if (CaptureSink* capture = RankContext::current().capture) capture->setting_changed(setting_);
+  }
+
+  DrawnBy drawn_by_;
+  std::int64_t num_parts_ = 0;  // that were set
+  const std::shared_ptr<StepSetting> setting_ = std::make_shared<StepSetting>();
   Slot calls_;
   Tensor one_call_;
   std::int64_t taken_ = 0;
@@ -111,6 +139,15 @@ void set_step(std::int64_t step) {
   counters.assign(Tensor::scalar(static_cast<double>(step), DType::i64));
 }
 
-void set_seed(Seed seed) { RankContext::current().seed = seed.value; }
+void set_seed(Seed seed) { as_counters(*counters_slot()).set_seed(seed.value); }
+
+void set_batch_part(std::optional<BatchPart> part) {
+  check(!part || (part->first >= 0 && part->rows >= 0 && part->all > 0 && part->first + part->rows <= part->all),
+        "set_batch_part: rows {} to {} of {} are no part of a batch", part ? part->first : 0,
+        part ? part->first + part->rows : 0, part ? part->all : 0);
+  as_counters(*counters_slot()).set_part(part);
+}
+
+const DrawnBy& drawn_by() { return as_counters(*counters_slot()).drawn_by(); }
 
 }  // namespace sherd::nn

@@ -3,6 +3,7 @@
 // whole batch a tensor of this rank is. All of it is this rank's, and the same on all ranks but for the last.
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "nn/init.h"
 #include "runtime/autograd/slot.h"
@@ -16,8 +17,30 @@ Slot& random_step(Device device);
 /// Sets the step for random rows and error messages: once per training step, outside of a captured function. Another
 /// step than before starts the counts of calls again. Does not block.
 void set_step(std::int64_t step);
-/// Seed of random rows during training on this rank; equal on all ranks.
+/// Seed of random rows during training on this rank, 0 until it is set; equal on all ranks. Captured steps record again
+/// after a change.
 void set_seed(Seed seed);
+
+/// A part of a batch: `rows` of `all` rows, from `first` on. The unit is free where all ranks have equally many: rank 1
+/// of 4 has {1, 1, 4}.
+struct BatchPart {
+  std::int64_t first = 0, rows = 1, all = 1;
+  friend bool operator==(const BatchPart&, const BatchPart&) = default;
+};
+
+/// Says for all modules of this rank which part of the batch it has, in place of the units of fully_shard() around them
+/// (batch_part.h): where ranks have unlike numbers of rows, or other rows than those of their mesh (a run that has lost
+/// ranks), or where there are no units. Unset: the units say again. On all ranks alike, between steps; captured steps
+/// record again after a change. Error unless the rows lie among all.
+void set_batch_part(std::optional<BatchPart> part);
+
+/// What the two have set.
+struct DrawnBy {
+  std::uint64_t seed = 0;
+  std::optional<BatchPart> part{};
+};
+/// For those who draw. A step that is being captured notes that it depends on it.
+const DrawnBy& drawn_by();
 
 /// How often one random row of a module was called within the step. It counts in a slot, so a captured step draws what
 /// the eager one does.

@@ -1,6 +1,6 @@
 #include "nn/layers/dropout.h"
 
-#include "runtime/exec/context.h"
+#include "nn/batch_part.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -9,9 +9,9 @@ Dropout::Dropout(double p) : p_(p) { check(p >= 0 && p < 1, "dropout probability
 
 Tensor Dropout::forward(const Tensor& x) {
   if (!training() || p_ == 0) return x;
-  const RankContext& context = RankContext::current();
-  const std::uint64_t key = random_key(context.seed, path(), "dropout");
-  return dropout(x, p_, key, calls_.next(x.device()), context.data_coordinate * x.numel());
+  const BatchElements part = batch_elements(*this, x);
+  const std::uint64_t key = random_key(drawn_by().seed, path(), "dropout");
+  return dropout(x, p_, key, calls_.next(x.device()), part.first, part.all);
 }
 
 }  // namespace sherd::nn

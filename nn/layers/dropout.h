@@ -5,8 +5,9 @@
 namespace sherd::nn {
 
 /// Zeroes elements with probability p while training. The mask depends on (seed, module path, step, call in this step,
-/// global element index) only: for shards of a batch it is the mask that one rank draws. Step and call are counted in
-/// slots, so a captured step draws the same masks as the eager one.
+/// size of the whole batch's tensor, element of it) only: for equal parts of a batch it is the mask that one rank
+/// draws, and unlike ones share none (batch_part.h). Step and call are counted in slots, so a captured step draws the
+/// same masks as the eager one.
 class Dropout : public Layer<Dropout> {
  public:
   explicit Dropout(double p);

@@ -138,7 +138,7 @@ void dropout(const KernelCall& call) {
   const Tensor& x = call.in[0];
   const Tensor& out = call.out[0];
   if (out.numel() == 0) return;
-  const Stream stream = stream_of(attrs.key, call.in, 1);
+  const Stream stream = stream_of(attrs.stream_key(), call.in, 1);
   const float p = attrs.p;
   visit_compute(x.dtype(), [&]<class C>(Type<C>) {
     const TileReader<C> reader(x, out.shape());

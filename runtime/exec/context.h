@@ -82,12 +82,8 @@ class RankContext final : public RankMemory {
   /// "rank 3" or "rank 3 (dp 3)"; empty on one rank. Error messages end with it.
   std::string rank_text;
   std::int64_t step = -1;
-  std::uint64_t seed = 0;
-  /// 0-d i64 slot that random rows put into their counter; made by random_step().
+  /// 0-d i64 slot that random rows put into their counter, with all else that they draw by; made by random_step().
   std::shared_ptr<Slot> random_step;
-  /// Coordinate along the data axes: plain random rows shift their element index by it, so that dropout on a
-  /// slice of the batch draws what one rank would have drawn.
-  std::int64_t data_coordinate = 0;
   /// All ranks of the job; see comm/job/world.h.
   std::shared_ptr<ProcessGroup> world;
 

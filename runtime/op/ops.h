@@ -165,8 +165,9 @@ Tensor random_normal(const Shape& shape, std::uint64_t key, double mean = 0, dou
                      DType dtype = DType::f32, Tensor step = {}, Device device = Device::cpu());
 Tensor random_uniform(const Shape& shape, std::uint64_t key, double low = 0, double high = 1, std::int64_t first = 0,
                       DType dtype = DType::f32, Tensor step = {}, Device device = Device::cpu());
-/// Zeroes elements with probability p and divides the others by 1-p. p = 0 returns x.
-Tensor dropout(Tensor x, double p, std::uint64_t key, Tensor step = {}, std::int64_t first = 0);
+/// Zeroes elements with probability p and divides the others by 1-p. p = 0 returns x. `all`: how many elements the
+/// whole has that x is a part of, 0: not said; wholes of different sizes have independent masks.
+Tensor dropout(Tensor x, double p, std::uint64_t key, Tensor step = {}, std::int64_t first = 0, std::int64_t all = 0);
 
 // ---- multi-tensor rows of the optimizers: in place on the first lists, see AdamWAttrs and SgdAttrs ----
 void adamw_step(std::span<const Tensor> params, std::span<const Tensor> m, std::span<const Tensor> v,

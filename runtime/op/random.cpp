@@ -1,5 +1,6 @@
 // Random rows. A value depends on (key, step, global element index) only: the key selects the random stream, the step
 // goes into the counter, and `first` and `runs` say which elements of the full tensor this one holds (element_runs.h).
+// Of dropout the size of the full tensor may select the stream as well (DropoutAttrs::all).
 // Nothing is stateful, so any shard of a tensor can be drawn on any rank, in any order, with the same bits;
 // recomputing a forward repeats its dropout.
 #include "runtime/op/element_runs.h"
@@ -37,12 +38,15 @@ Metas infer_dropout(const InferCall& call) {
   check(is_floating(x.dtype), "dropout of {}: it scales, so it needs a float", x);
   check(attrs.p >= 0 && attrs.p <= 1, "dropout with probability {}; it lies in 0..1", attrs.p);
   check_runs(attrs.first, attrs.runs);
+  check(attrs.all >= 0, "dropout of a part of {} elements; a whole has 0 or more", attrs.all);
   check_step(call, 1);
   return one_output(x.shape, x.dtype);
 }
 
 // Dropout is linear in x for a given key and step: the gradient gets the same mask.
 void dropout_vjp(VjpCall& c) { c.give(0, op::dropout, c.attrs, c.grad(), c.in(1)); }
+
+constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15u;
 
 std::uint64_t mix(std::uint64_t x) {  // the finaliser of SplitMix64
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -100,8 +104,11 @@ void register_random(OpTable& table) { table.add({&op::random_normal, &op::rando
 std::uint64_t random_key(std::uint64_t seed, std::string_view path, std::string_view purpose,
                          std::uint64_t call_index) {
   const std::uint64_t text = fnv1a(fnv1a(0xcbf29ce484222325u, path), purpose);
-  constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15u;
   return mix(mix(mix(text) + kGolden + seed) + kGolden + call_index);
+}
+
+std::uint64_t DropoutAttrs::stream_key() const {
+  return all == 0 ? key : mix(key + kGolden + static_cast<std::uint64_t>(all));
 }
 
 Tensor random_normal(const Shape& shape, std::uint64_t key, double mean, double std, std::int64_t first, DType dtype,
@@ -116,9 +123,10 @@ Tensor random_uniform(const Shape& shape, std::uint64_t key, double low, double 
               std::move(step));
 }
 
-Tensor dropout(Tensor x, double p, std::uint64_t key, Tensor step, std::int64_t first) {
+Tensor dropout(Tensor x, double p, std::uint64_t key, Tensor step, std::int64_t first, std::int64_t all) {
   if (p == 0) return x;
-  return call(op::dropout, DropoutAttrs{static_cast<float>(p), key, first}, std::move(x), std::move(step));
+  const DropoutAttrs attrs{.p = static_cast<float>(p), .key = key, .first = first, .all = all};
+  return call(op::dropout, attrs, std::move(x), std::move(step));
 }
 
 }  // namespace sherd

@@ -29,11 +29,17 @@ struct RandomAttrs {
 struct DropoutAttrs {
   float p = 0;
   std::uint64_t key = 0;
-  std::int64_t first = 0;  ///< global index of the first element (data coordinate x local elements)
+  std::int64_t first = 0;  ///< global index of the first element
   ElementRuns runs{};
-  static constexpr AttrField fields[] = {attr<&DropoutAttrs::p>("p"), attr<&DropoutAttrs::key>("key"),
-                                         attr<&DropoutAttrs::first>("first").local(),
-                                         attr<&DropoutAttrs::runs>().optional()};
+  /// Elements of the whole, of which this tensor is a part; 0: not said. It selects the stream together with the key:
+  /// ranks that take their parts for those of different wholes draw independent masks, wherever their parts begin.
+  std::int64_t all = 0;
+  static constexpr AttrField fields[] = {
+      attr<&DropoutAttrs::p>("p"), attr<&DropoutAttrs::key>("key"), attr<&DropoutAttrs::first>("first").local(),
+      attr<&DropoutAttrs::runs>().optional(), attr<&DropoutAttrs::all>("all").local().optional()};
+
+  /// The key that draws: of `key` and `all`.
+  std::uint64_t stream_key() const;
 };
 
 }  // namespace sherd

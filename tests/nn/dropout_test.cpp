@@ -72,7 +72,7 @@ TEST(Dropout, F143_RanksDrawTheMaskOfTheWholeBatch) {
     for (const Tensor& mask : whole[step]) expected[step].push_back(mask.to_vector<float>());
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [&](const Group& group) {
-      RankContext::current().data_coordinate = group->rank();
+      set_batch_part(BatchPart{group->rank(), 1, group->size()});
       set_seed({5});
       Net net;
       const std::int64_t rows = kRows / group->size();

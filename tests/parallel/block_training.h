@@ -66,7 +66,6 @@ class BlockTraining {
       : case_(c), root_(c.grid.mesh(group)), group_(group) {
     nn::set_seed({3});
     nn::set_step(0);
-    RankContext::current().data_coordinate = data_rank();
     model = nn::make_language_model(c.config());
   }
   void start() {

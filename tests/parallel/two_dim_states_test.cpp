@@ -43,19 +43,16 @@ void expect_model_parity(const Group& group, const Grid3& grid, const Config& co
   shard(model, grid.data(root));
   model.materialize(nn::Seed{1});
   reference.materialize(nn::Seed{1});
-  const auto loss = [&](Model& m, std::uint64_t step, int coordinate, const auto& rows) {
+  const auto loss = [&](Model& m, std::uint64_t step, const auto& rows) {
     const auto [tokens, targets] = tokens_of(config.vocabulary, static_cast<std::int64_t>(step));
     nn::set_step(static_cast<std::int64_t>(step));
-    RankContext::current().data_coordinate = coordinate;
     return m(rows(tokens), rows(targets));
   };
-  const Side spread{model,
-                    [&](std::uint64_t step) {
-                      return loss(model, step, root.coordinate(0) * grid.dp + root.coordinate(1),
-                                  [&](const Tensor& ids) { return rows_of(ids, root); });
-                    },
-                    group.get()};
-  const Side of_all{reference, [&](std::uint64_t step) { return loss(reference, step, 0, std::identity()); }};
+  const Side spread{
+      model,
+      [&](std::uint64_t step) { return loss(model, step, [&](const Tensor& ids) { return rows_of(ids, root); }); },
+      group.get()};
+  const Side of_all{reference, [&](std::uint64_t step) { return loss(reference, step, std::identity()); }};
   expect_trains_alike(spread, of_all, {.steps = 3, .max_norm = 0.5, .norm_limit = 1e-4, .value_limit = 1e-4});
 }
 

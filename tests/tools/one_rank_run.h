@@ -71,13 +71,13 @@ inline double difference_from_one_rank(TrainConfig config, const std::vector<Ste
   double most = 0;
   for (const StepOfRun& step : steps) {
     one.set_step(step.step - 1);
-    // Dropout goes by the place among all rows: for the first replicas, or one of them.
-    RankContext::current().data_coordinate = step.replicas.front() / static_cast<int>(step.replicas.size());
+    // Dropout goes by the place among all rows, which is one where the replicas are consecutive.
+    nn::set_batch_part(nn::BatchPart{step.replicas.front(), std::ssize(step.replicas), num_replicas});
     const auto [tokens, targets] = rows_of(data, config, step, data_ranks, num_replicas);
     const double loss = one.update(tokens, targets).loss.item<float>();
     most = std::max(most, std::abs(loss - step.loss) / loss);
   }
-  RankContext::current().data_coordinate = 0;
+  nn::set_batch_part(std::nullopt);
   return most;
 }
 

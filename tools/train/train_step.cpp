@@ -10,7 +10,6 @@
 #include "nn/parallel/tensor_parallel.h"
 #include "nn/recompute.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 #include "tools/train/activation_flag.h"
 #include "tools/train/model_factory.h"
@@ -53,7 +52,7 @@ TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device devi
         "offload = {}",
         config_.device, options_.metrics ? "on" : "off", config_.offload);
   const nn::Seed seed{static_cast<std::uint64_t>(config_.seed)};
-  RankContext::current().data_coordinate = mesh_.data_rank();
+  nn::set_batch_part(options_.batch_part);
   nn::set_seed(seed);
   nn::set_step(0);
   const nn::LanguageModelConfig architecture = model_config(config_.model, data_vocabulary);

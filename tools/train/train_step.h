@@ -18,6 +18,7 @@
 #include "nn/optim/adamw.h"
 #include "nn/optim/loss_scaler.h"
 #include "nn/optim/schedule.h"
+#include "nn/random_rows.h"
 #include "tools/train/config.h"
 #include "tools/train/job_mesh.h"
 
@@ -34,6 +35,8 @@ struct TrainStepOptions {
   bool agrees = false;
   /// Off: parameters have memory and no values; the first update is refused until all of them are loaded.
   bool draws = true;
+  /// Where random rows are not to go by the mesh: of a run whose mesh has lost ranks (nn::set_batch_part()).
+  std::optional<nn::BatchPart> batch_part{};
 };
 
 /// The learning rates that [optimizer] describes, of a resolved config.
@@ -54,7 +57,7 @@ class TrainStep {
   /// Builds the model that config.model describes, for `data_vocabulary` tokens where it leaves that open; shards
   /// matrices over mesh.tensor(), then all parameters over mesh.data(); draws the initial values on `device`, the same
   /// bits on any mesh (unless options.draws is off); and makes AdamW for it. Sets the rank's seed and step of random
-  /// numbers, and its coordinate among the data ranks. All ranks of the mesh make one, but without communication.
+  /// numbers. All ranks of the mesh make one, but without communication.
   /// Throws Error, the same on every rank: those of resolve(), a vocabulary that is too small, heads that do not divide
   /// by tp, ranks that would train models of their own.
   TrainStep(const TrainConfig& config, const JobMesh& mesh, Device device, std::int64_t data_vocabulary,

@@ -59,7 +59,6 @@ void Trainer::start() {
   if (!config_.save.empty()) claim_save_folder();
   if (place_ && !goes_on) share_names_of_saves();
   build();
-  if (place_) RankContext::current().data_coordinate = place_->data_rank;
   if (resumed_) resume();
   if (goes_on) take_over_state();
   if (config_.save_async) prepare_saves();
@@ -181,8 +180,9 @@ void Trainer::build() {
         memory, [this](MemoryPicture& picture) { nn::name_by_slots(picture, step_ ? &step_->model() : nullptr); });
   try {
     const bool is_loaded = initial_ || resumed_ || (place_ && place_->goes_on);
-    step_.emplace(config_, *mesh_, device_, data_->vocabulary().size(),
-                  TrainStepOptions{.agrees = place_.has_value(), .draws = !is_loaded});
+    TrainStepOptions options{.agrees = place_.has_value(), .draws = !is_loaded};
+    if (place_) options.batch_part = nn::BatchPart{place_->data_rank, 1, place_->data_ranks};
+    step_.emplace(config_, *mesh_, device_, data_->vocabulary().size(), options);
   } catch (OutOfMemory& error) {
     explain(error);
     throw;

@@ -88,6 +88,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   void map_output(Module&, Tensor& tensor, TensorPlace) override { cast_floating(tensor, *policy_.output_dtype); }
   /// What is gathered for the module's backward is there when its ops run again.
   bool can_recompute() const override { return true; }
+  const DeviceMesh* data_mesh() const override { return &mesh_.mesh(); }
 
   const std::string& name() const { return name_; }
   bool reshards() const { return knobs.all().is_told ? knobs.all().reshards : !is_root_; }

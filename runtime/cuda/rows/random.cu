@@ -229,7 +229,7 @@ void dropout(const KernelCall& call) {
     using C = Compute<T>;
     const C scale = p < 1 ? C{1} / (C{1} - static_cast<C>(p)) : C{0};
     launch(context.stream(), dropout_kernel<T>, {.blocks = blocks_of(part), .threads = kRandomThreads}, x.data<T>(),
-           out.mutable_data<T>(), part, source_of(attrs.key, call, 1), p, scale);
+           out.mutable_data<T>(), part, source_of(attrs.stream_key(), call, 1), p, scale);
   });
 }
 

@@ -1,0 +1,85 @@
+// A unit says that ranks along its axes have data of their own, and that holds for all that runs inside it. So a unit
+// of experts, over fewer axes than the model around it, does not make the data of the others equal; and one over more
+// axes, as an encoder's that takes the ranks of tensor parallelism for data, adds to them:
+//
+//   model     fully_shard over mesh(dp=2,ep=2) as one axis      axes dp, ep
+//     experts fully_shard over mesh["dp"]                       axes dp, ep
+#include "nn/batch_part.h"
+
+#include "dtensor/spec.h"
+
+namespace sherd::nn {
+
+namespace {
+
+/// Axes of a root mesh, as bits. The first mesh says which root: axes of others have no order among its own.
+struct DataRanks {
+  std::optional<DeviceMesh> root;
+  std::uint64_t axes = 0;
+  bool is_one_mesh = true;
+
+  static std::uint64_t bits_of(const DeviceMesh& mesh) {
+    std::uint64_t bits = 0;
+    for (int axis = 0; axis < mesh.ndim(); ++axis)
+      for (const int a : mesh.root_axes(axis)) bits |= std::uint64_t{1} << a;
+    return bits;
+  }
+  void add(const DeviceMesh& mesh) {
+    if (!root) root = mesh.root();
+    if (*root == mesh.root()) axes |= bits_of(mesh);
+    else is_one_mesh = false;
+  }
+  void add_hooks_of(const Module& module) {
+    for (const auto& hook : module.hooks())
+      if (const DeviceMesh* const mesh = hook->data_mesh()) add(*mesh);
+  }
+  void add_below(const Module& module) {
+    add_hooks_of(module);
+    for (const auto& child : module.children()) add_below(*child);
+  }
+  void remove(const DeviceMesh& mesh) {
+    if (root && *root == mesh.root()) axes &= ~bits_of(mesh);
+  }
+  BatchPart part() const {
+    BatchPart part;
+    if (!root) return part;
+    for (int axis = 0; axis < root->ndim(); ++axis) {
+      if ((axes >> axis & 1U) == 0) continue;
+      part.first = part.first * root->size(axis) + root->coordinate(axis);
+      part.all *= root->size(axis);
+    }
+    return part;
+  }
+};
+
+DataRanks ranks_around(const Module& module) {
+  DataRanks ranks;
+  const Module* top = &module;
+  for (const Module* each = &module; each; each = each->parent()) {
+    ranks.add_hooks_of(*each);
+    top = each;
+  }
+  if (ranks.root) return ranks;
+  ranks.add_below(*top);
+  return ranks.is_one_mesh ? ranks : DataRanks();
+}
+
+}  // namespace
+
+BatchPart batch_part(const Module& module, const Tensor& x) {
+  if (const auto& own = drawn_by().part) return *own;
+  DataRanks ranks = ranks_around(module);
+  if (ranks.root && x.is_distributed()) ranks.remove(Spec::from(x).mesh());
+  return ranks.part();
+}
+
+BatchElements batch_elements(const Module& module, const Tensor& x) {
+  const BatchPart part = batch_part(module, x);
+  const std::int64_t count = x.numel();
+  if (count == 0) return {0, 0};
+  check(part.rows > 0, "{} is to be drawn for, and set_batch_part() says that this rank has none of {} rows", x,
+        part.all);
+  return {count * part.first / part.rows, count * part.all / part.rows};
+}
+
+}  // namespace sherd::nn
