@@ -89,6 +89,9 @@ std::unique_ptr<QueueItem> HostQueue::make_item(QueueWork& work) {
   item->name = work.name;
   item->subject = work.subject;
   item->module_path = context.module_path;
+  item->purpose = {.function = current_purpose().function,
+                   .work = work.name,
+                   .module = work.subject.empty() && context.module_path ? *context.module_path : std::string_view()};
   item->issued = issued_at(context);
   item->phase = context.phase;
   item->bytes = work.bytes;
@@ -182,6 +185,7 @@ bool HostQueue::begin(const QueueWork& work, QueueItem& item) {
   }
   if (!std::ranges::all_of(item.after, [](const auto& before) { return before.event.is_reached(); })) return false;
   bool has_begun = true;
+  const PurposeScope purpose(item.purpose);
   auto* const outer_skews = std::exchange(skews_of_item, &item.skews);  // this thread runs the item
   try {
     for (const auto& [event, wrote] : item.after)
@@ -229,6 +233,7 @@ void HostQueue::run_next(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   std::exception_ptr error;
   item.started = now();
+  const PurposeScope purpose(item.purpose);
   auto* const outer_skews = std::exchange(skews_of_item, &item.skews);
   try {
     // Skipped or not: who waits for this item takes it that work it came after is done too.

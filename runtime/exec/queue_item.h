@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/exec/context.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/exec/queue.h"
 
 namespace sherd {
@@ -16,6 +17,7 @@ namespace sherd {
 struct QueueItem {
   std::uint64_t sequence = 0;
   std::string_view queue, name;
+  Purpose purpose;
   std::string subject, issued;  ///< issued: module, rank and step at submit, for messages
   const std::string* module_path = nullptr;
   StepPhase phase = StepPhase::forward;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/comm/group/subject.h"
+#include "runtime/exec/purpose.h"
 
 namespace sherd::comm {
 namespace {
@@ -65,6 +66,24 @@ TEST(Fingerprint, F192_NamesThePartOfTheSubject) {
   const std::string many(500, 'm');
   EXPECT_NE(of("a", many + "b").hash(), of("a", many + "c").hash());
   EXPECT_LT(of("a", many).text().size(), 130u);
+}
+
+TEST(Fingerprint, ShowsItsPurposeAndDoesNotCompareIt) {
+  const PurposeScope saves("save_checkpoint");
+  const Fingerprint own = gather(4, {1, 2});
+  EXPECT_EQ(own.text(), "all_gather #4 [bf16 x 1,2] (save_checkpoint)");
+  {
+    const PurposeScope inner("gather_text");
+    EXPECT_EQ(gather(4, {1, 2}).text(), own.text()) << "what the program called counts";
+    const PurposeScope work(Purpose{.function = "clip_grad_norm", .work = "all_reduce", .module = "blocks.3"});
+    Fingerprint call(CommOp::all_reduce, 2);
+    call.close_with_reduction({});
+    EXPECT_EQ(call.text(), "all_reduce #2 [ sum] (all_reduce at blocks.3 in clip_grad_norm)");
+    EXPECT_EQ(gather(4, {1, 2}).hash(), own.hash());
+  }
+  Fingerprint barrier(CommOp::barrier, 7);
+  barrier.close_without_list();
+  EXPECT_EQ(barrier.text(), "barrier #7 (save_checkpoint)");
 }
 
 TEST(Fingerprint, LongListsAreClippedButHashed) {

@@ -340,7 +340,9 @@ void BoardGroup::run_pair(CommOp op, std::span<const FlatPart> parts, int peer) 
 }
 
 void BoardGroup::barrier() {
-  run(CommOp::barrier, board_.open_call(CommOp::barrier), 0, [&] { board_.meet(); });
+  Fingerprint call = board_.open_call(CommOp::barrier);
+  call.close_without_list();
+  run(CommOp::barrier, call, 0, [&] { board_.meet(); });
 }
 
 void BoardGroup::abort(std::string_view reason) {

@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "runtime/comm/group/subject.h"
+#include "runtime/exec/purpose.h"
 
 namespace sherd::comm {
 
@@ -98,34 +99,48 @@ void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts, DT
   }
 }
 
-void Fingerprint::close() {
-  if (num_parts_ == 0) append(" [");
-  if (num_hidden_ > 0) {
-    append("; ");
-    append(num_hidden_);
-    append(" more");
-  }
-  append("]");
+void Fingerprint::name_purpose() {
+  const Purpose& purpose = current_purpose();
+  if (purpose.function.empty() && purpose.work.empty()) return;  // every small call of a group comes here
+  append(" (");
+  append(to_string(purpose));
+  append(")");
 }
+
+void Fingerprint::end_list() {
+  if (num_parts_ == 0) append(" [");
+  if (num_hidden_ == 0) return;
+  append("; ");
+  append(num_hidden_);
+  append(" more");
+}
+
+void Fingerprint::close() {
+  end_list();
+  append("]");
+  name_purpose();
+}
+
+void Fingerprint::close_without_list() { name_purpose(); }
 
 void Fingerprint::close_with_root(int root) {
   mix(static_cast<std::uint64_t>(root));
-  close();
-  size_ -= 1;
+  end_list();
   append(" root ");
   append(std::int64_t{root});
   append("]");
+  name_purpose();
 }
 
 void Fingerprint::close_with_reduction(const ReduceOptions& options) {
   mix(static_cast<std::uint64_t>(options.kind));
   mix(std::bit_cast<std::uint64_t>(options.scale));
-  close();
-  size_ -= 1;
+  end_list();
   append(" ");
   append(sherd::name(options.kind));
   if (options.scale != 1.0) append(fmt::format(" times {}", options.scale));
   append("]");
+  name_purpose();
 }
 
 // One multiply per word; the shift carries high bits down so that every input bit reaches every output bit.

@@ -12,7 +12,7 @@ namespace sherd::comm {
 
 /// Built up part by part, without allocating: "all_gather #12 [f32 x 4,4; bf16 x 3,2]", or "all_gather #12 of channel 1
 /// [...]"; of a subgroup "all_gather #12 of ranks 1,3 [...]"; in a SubjectScope "all_gather #12 for blocks.3 [...]",
-/// or "all_gather #12 for blocks.3 without bias [...]".
+/// or "all_gather #12 for blocks.3 without bias [...]"; with a purpose "all_gather #12 [...] (save_checkpoint)".
 /// The text is clipped after about 200 characters; the hash covers everything.
 class Fingerprint {
  public:
@@ -26,8 +26,9 @@ class Fingerprint {
   /// `source_dtype` differs where elements are cast on their way: "bf16 from f32 x 4,4". No counts: of the type only.
   /// Several blocks: "f32 in 2 blocks x 4,4".
   void add_part(DType dtype, std::span<const std::int64_t> counts, DType source_dtype, std::int64_t blocks = 1);
-  /// Closes the list; exactly one of these three comes last.
+  /// Closes the list; exactly one of these four comes last.
   void close();
+  void close_without_list();
   void close_with_root(int root);
   void close_with_reduction(const ReduceOptions& options);
 
@@ -37,6 +38,8 @@ class Fingerprint {
  private:
   void name_call(CommOp op, std::int64_t sequence, int channel, std::string_view members);
   void name_subject(std::string_view subject, std::string_view part);
+  void name_purpose();
+  void end_list();
   void mix_text(std::string_view text);
   void mix(std::uint64_t word);
   void append(std::string_view text);

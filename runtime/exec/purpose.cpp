@@ -1,0 +1,26 @@
+#include "runtime/exec/purpose.h"
+
+namespace sherd {
+
+namespace {
+thread_local constinit Purpose current;
+}  // namespace
+
+std::string to_string(const Purpose& purpose) {
+  std::string text(purpose.work);
+  if (!purpose.module.empty()) text.append(" at ").append(purpose.module);
+  if (!text.empty() && !purpose.function.empty()) text += " in ";
+  return text.append(purpose.function);
+}
+
+PurposeScope::PurposeScope(const char* function) : outer_(current) {
+  if (current.function.empty()) current.function = function;
+}
+
+PurposeScope::PurposeScope(const Purpose& work) : outer_(current) { current = work; }
+
+PurposeScope::~PurposeScope() { current = outer_; }
+
+const Purpose& current_purpose() { return current; }
+
+}  // namespace sherd
