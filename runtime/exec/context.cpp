@@ -5,6 +5,7 @@
 
 #include "runtime/exec/device_queue.h"
 #include "runtime/exec/host_queue.h"
+#include "runtime/exec/running_op.h"
 #include "runtime/os/allowed_cpus.h"
 #include "runtime/tensor/error.h"
 
@@ -72,7 +73,8 @@ Queue& RankContext::queue(std::string_view name, Device device) {
     return *queues_.emplace_back(Ref<Queue>::fresh(new DeviceQueue(name, index, this->device(device))));
   // Every rank computes on its thread while a queue's thread works.
   const bool spins = 2 * num_ranks_here <= allowed_cpus().count();
-  return *queues_.emplace_back(Ref<Queue>::fresh(new HostQueue(name, index, spins, device)));
+  return *queues_.emplace_back(
+      Ref<Queue>::fresh(new HostQueue(name, index, spins, state<RunningOpSlot>().running, device)));
 }
 
 void RankContext::join_queues(Device device) {

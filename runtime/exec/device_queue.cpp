@@ -161,7 +161,7 @@ void DeviceQueue::await(std::uint64_t sequence) {
   if (!is_done(sequence)) {
     const TraceSpan waiting(kWaitName, SpanKind::wait);
     std::optional<QueueWaitMark> shown;
-    if (is_owner()) shown.emplace();
+    if (is_owner()) shown.emplace(*this);
     const std::shared_ptr<DeviceMark> mark = mark_of(sequence);
     try {
       if (mark) mark->await();

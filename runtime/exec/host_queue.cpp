@@ -12,7 +12,6 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/exec/hazards.h"
-#include "runtime/exec/running_op.h"
 #include "runtime/exec/trace.h"
 #include "runtime/exec/work_times.h"
 #include "runtime/tensor/error.h"
@@ -30,10 +29,11 @@ std::int64_t now() { return std::chrono::steady_clock::now().time_since_epoch() 
 // counts once.
 class WaitClock {
  public:
-  explicit WaitClock(bool is_rank_thread) : context_(is_rank_thread ? RankContext::current_or_null() : nullptr) {
+  WaitClock(const Queue& queue, bool is_rank_thread)
+      : context_(is_rank_thread ? RankContext::current_or_null() : nullptr) {
     if (context_ && std::exchange(context_->is_waiting, true)) context_ = nullptr;
     if (!context_) return;
-    mark_.emplace();
+    mark_.emplace(queue);
     start_ = now();
   }
   ~WaitClock() {
@@ -53,6 +53,7 @@ class WaitClock {
 };
 
 thread_local std::vector<Skew>* skews_of_item = nullptr;  // that this thread runs
+thread_local RunningOp* rank_of_queue = nullptr;          // whose thread this is
 
 // Who catches an error adds to it, so everybody is given a copy.
 template <class E>
@@ -75,11 +76,22 @@ void note_skew(Skew skew) {
   if (skews_of_item) skews_of_item->push_back(skew);
 }
 
-HostQueue::HostQueue(std::string_view name, int index, bool spins, Device device)
-    : Queue(name, index, device), spins_(spins), owner_(std::this_thread::get_id()) {}
+RunningOp* running_op_here() {
+  if (rank_of_queue) return rank_of_queue;
+  RankContext* const context = RankContext::current_or_null();
+  return context ? context->state<RunningOpSlot>().running.get() : nullptr;
+}
+
+HostQueue::HostQueue(std::string_view name, int index, bool spins, std::shared_ptr<RunningOp> rank, Device device)
+    : Queue(name, index, device), spins_(spins), owner_(std::this_thread::get_id()), rank_(std::move(rank)) {
+  const std::lock_guard lock(rank_->queues_mutex);
+  rank_->queues.push_back(this);
+}
 
 HostQueue::~HostQueue() {
   if (thread_.joinable()) close();
+  const std::lock_guard lock(rank_->queues_mutex);
+  std::erase(rank_->queues, this);
 }
 
 std::unique_ptr<QueueItem> HostQueue::make_item(QueueWork& work) {
@@ -168,7 +180,7 @@ bool HostQueue::is_idle() {
   if (done_ + 1 == submitted_ && !running_) {
     const QueueItem& last = *items_.back();
     if (last.has_begun && last.is_ready()) {
-      const WaitClock clock(true);
+      const WaitClock clock(*this, true);
       const std::int64_t start = now();
       run_next(lock);
       if (clock.counts()) items_.back()->exposed += now() - start;
@@ -201,6 +213,7 @@ void HostQueue::wait(const Event& event) {
 }
 
 void HostQueue::run_thread() {
+  rank_of_queue = rank_.get();
   pthread_setname_np(pthread_self(), name().substr(0, 15).c_str());
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -214,6 +227,15 @@ void HostQueue::run_thread() {
 bool HostQueue::may_run_next() const {
   if (running_ || started_ == submitted_) return false;
   return !items_[started_ - retired_]->has_begun || started_ < hurried_ || started_ + 1 < submitted_;
+}
+
+ThreadState HostQueue::state() const {
+  using enum ThreadState::Kind;
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t number = submitted_ + started_;  // both only grow
+  if (!running_) return {may_run_next() ? busy : idle, number, nullptr};
+  const Queue* const awaited = awaited_.load(std::memory_order_acquire);
+  return {awaited ? waits : busy, number, awaited};
 }
 
 void HostQueue::hurry() {
@@ -237,7 +259,11 @@ void HostQueue::run_next(std::unique_lock<std::mutex>& lock) {
   auto* const outer_skews = std::exchange(skews_of_item, &item.skews);
   try {
     // Skipped or not: who waits for this item takes it that work it came after is done too.
-    for (const auto& [event, wrote] : item.after) event.queue()->await(event.sequence());
+    for (const auto& [event, wrote] : item.after) {
+      awaited_.store(event.queue(), std::memory_order_release);
+      event.queue()->await(event.sequence());
+    }
+    awaited_.store(nullptr, std::memory_order_release);
     if (!skipped) {
       for (const auto& [event, wrote] : item.after)
         if (wrote) event.queue()->rethrow(event.sequence());
@@ -253,6 +279,7 @@ void HostQueue::run_next(std::unique_lock<std::mutex>& lock) {
   skews_of_item = outer_skews;
   lock.lock();
   if (error) add_failure(item.sequence, error);
+  awaited_.store(nullptr, std::memory_order_release);
   running_ = nullptr;
   done_.store(item.sequence, std::memory_order_release);
   for (std::atomic<std::uint32_t>* word : words_)
@@ -290,7 +317,7 @@ bool HostQueue::is_failed(std::uint64_t sequence) const {
 void HostQueue::await(std::uint64_t sequence) {
   const bool is_owner = this->is_owner();
   if (!is_done(sequence)) {
-    const WaitClock clock(is_owner);
+    const WaitClock clock(*this, is_owner);
     const std::uint64_t first = done_.load(std::memory_order_acquire) + 1;
     const std::int64_t start = now();
     TraceSpan waiting(kWaitName, SpanKind::wait);

@@ -18,6 +18,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/queue.h"
 #include "runtime/exec/queue_item.h"
+#include "runtime/exec/running_op.h"
 
 namespace sherd {
 
@@ -29,7 +30,8 @@ class HostQueue final : public Queue {
  public:
   /// `spins`: waits spin for a moment before they sleep; only where a core is free for it. `device` is the host but on
   /// a ghost rank, where queues of devices too have no work to run.
-  HostQueue(std::string_view name, int index, bool spins, Device device = Device::cpu());
+  HostQueue(std::string_view name, int index, bool spins, std::shared_ptr<RunningOp> rank,
+            Device device = Device::cpu());
 
   Event submit(QueueWork work) override { return submit(std::move(work), {}); }
   /// The same for work that can go on without bytes that it reads. `let_go` is called on the rank's thread by who is
@@ -51,6 +53,8 @@ class HostQueue final : public Queue {
   void hurry();
   /// Items that still hold their storages.
   std::size_t num_in_flight() const;
+  /// What happens here. From any thread.
+  ThreadState state() const;
   /// Failures that are remembered: as long as an event of the queue is anywhere, and until the next submit.
   std::size_t num_failures() const;
 
@@ -82,6 +86,7 @@ class HostQueue final : public Queue {
 
   const bool spins_;
   const std::thread::id owner_;
+  const std::shared_ptr<RunningOp> rank_;
   std::thread thread_;
 
   mutable std::mutex mutex_;
@@ -92,6 +97,7 @@ class HostQueue final : public Queue {
   std::atomic<std::uint64_t> done_{0};
   std::vector<std::atomic<std::uint32_t>*> words_;  // show done_
   QueueItem* running_ = nullptr;
+  std::atomic<const Queue*> awaited_{nullptr};  // by what runs: its bytes come from there
   bool is_closing_ = false;
   std::vector<Event> next_after_;  // what the next item waits for: wait()
   // Sequences that failed or were skipped; the last entry is open (`last` = all) until somebody has waited.

@@ -4,18 +4,45 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string_view>
+#include <vector>
 
 #include "runtime/exec/context.h"
 
 namespace sherd {
 
+class HostQueue;
+
+/// What one of a rank's threads does between its calls to other ranks: the rank's own, or that of a queue.
+struct ThreadState {
+  enum class Kind : std::uint8_t {
+    busy,   ///< it computes, or copies, or nothing is known
+    idle,   ///< of a queue: nothing runs and nothing will, before the rank's thread submits or waits
+    waits,  ///< for `queue`
+  };
+  Kind kind = Kind::busy;
+  std::uint64_t number = 0;      ///< grows with all that the thread begins: equal twice, it has done nothing in between
+  const Queue* queue = nullptr;  ///< lives as long as the rank's queues do: to compare, or under their lock
+};
+
 /// Outlives the rank's context where another thread keeps it. Written by the rank's thread.
 struct RunningOp {
   std::atomic<const std::string_view*> kernel{nullptr};  ///< name of the row whose kernel runs; null: between kernels
   std::atomic<std::uint64_t> begun{0};                   ///< kernels begun so far
-  std::atomic<bool> waits_for_queue{false};              ///< the rank's thread waits for one of its queues
+  std::atomic<const Queue*> awaited_queue{nullptr};      ///< of the rank, for which its thread waits; null: none
+  std::atomic<std::uint64_t> queue_waits{0};             ///< such waits begun so far
   std::atomic<const char*> stage{nullptr};  ///< a literal: what the program does beside training steps; null: nothing
+
+  /// Guards the list, and keeps its queues alive: taken before their own locks.
+  std::mutex queues_mutex;
+  std::vector<const HostQueue*> queues;  ///< those of the rank that have a thread
+
+  ThreadState thread_state() const {
+    const std::uint64_t number = queue_waits.load(std::memory_order_acquire);
+    const Queue* const queue = awaited_queue.load(std::memory_order_acquire);
+    return {queue ? ThreadState::Kind::waits : ThreadState::Kind::busy, number, queue};
+  }
 };
 
 /// The slot of a rank's context that keeps it.
@@ -25,6 +52,9 @@ struct RunningOpSlot {
 
 /// Of the rank whose context is current.
 inline const std::shared_ptr<RunningOp>& running_op() { return RankContext::current().state<RunningOpSlot>().running; }
+
+/// Of the rank that the calling thread belongs to, as its own thread or as that of one of its queues; null elsewhere.
+RunningOp* running_op_here();
 
 /// A kernel runs from construction to destruction. `name` lives as long as the program, as those of rows do.
 class KernelMark {
@@ -45,15 +75,23 @@ class KernelMark {
 /// The rank's thread waits for one of its queues, from construction to destruction.
 class QueueWaitMark {
  public:
-  QueueWaitMark()
-      : running_(*running_op()), outer_(running_.waits_for_queue.exchange(true, std::memory_order_relaxed)) {}
-  ~QueueWaitMark() { running_.waits_for_queue.store(outer_, std::memory_order_relaxed); }
+  explicit QueueWaitMark(const Queue& queue)
+      : running_(*running_op()), outer_(running_.awaited_queue.load(std::memory_order_relaxed)) {
+    change_to(&queue);
+  }
+  ~QueueWaitMark() { change_to(outer_); }
   QueueWaitMark(const QueueWaitMark&) = delete;
   QueueWaitMark& operator=(const QueueWaitMark&) = delete;
 
  private:
+  // One writer. Who reads the same number twice has read no other queue in between.
+  void change_to(const Queue* queue) {
+    running_.queue_waits.store(running_.queue_waits.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    running_.awaited_queue.store(queue, std::memory_order_release);
+  }
+
   RunningOp& running_;
-  const bool outer_;
+  const Queue* const outer_;
 };
 
 /// The rank is in a stage, "start-up" or "a save", from construction to destruction.

@@ -88,7 +88,8 @@ void Heartbeat::beat() {
       cell_.kernel_since.store(now, std::memory_order_relaxed);
     }
     seen_ = begun;
-    cell_.waits_for_queue.store(running_->waits_for_queue.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    cell_.waits_for_queue.store(running_->awaited_queue.load(std::memory_order_relaxed) != nullptr,
+                                std::memory_order_relaxed);
     const char* const stage = running_->stage.load(std::memory_order_relaxed);
     if (stage != seen_stage_) cell_.stage.store(stage ? stage : "");
     seen_stage_ = stage;
