@@ -24,7 +24,7 @@ namespace sherd::comm {
 namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(20);
-constexpr auto kNap = std::chrono::milliseconds(100);
+constexpr std::chrono::nanoseconds kNap = std::chrono::milliseconds(100);
 
 // The futexes are not private: the same page may be mapped by several processes.
 void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, std::chrono::nanoseconds nap) {
@@ -300,10 +300,18 @@ void Board::await(const Wait& wait) {
     if (std::exchange(is_first, false)) {
       waiting_since_ = Clock::now();
       notice_clock_ = {waiting_since_, options_.notice.after};
+      next_look_ = waiting_since_ + options_.look;
+      circle_.forget();
       lost_before_ = life(root_rank()).lost.load(std::memory_order_relaxed);
     }
     await_one(peer, wait);
   }
+}
+
+/// Often enough that who looks twice finds what this rank has found in between.
+std::chrono::nanoseconds Board::nap() const {
+  if (options_.look == std::chrono::nanoseconds(0)) return kNap;
+  return std::clamp<std::chrono::nanoseconds>(options_.look / 4, std::chrono::milliseconds(1), kNap);
 }
 
 void Board::await_one(int peer, const Wait& wait) {
@@ -318,17 +326,23 @@ void Board::await_one(int peer, const Wait& wait) {
   }
   RankCell& shown = root_cell(rank(), channel());
   shown.awaited_since.store(nanoseconds(waiting_since_), std::memory_order_relaxed);
-  shown.awaited.store(static_cast<std::uint32_t>(root_rank(peer)) + 1, std::memory_order_relaxed);
+  shown.awaited.store(static_cast<std::uint32_t>(root_rank(peer)) + 1, std::memory_order_release);
   for (;;) {
+    const Clock::time_point looked = Clock::now();
     const std::atomic<std::uint32_t>& bell = shown.bell;
     const std::uint32_t seen = bell.load(std::memory_order_seq_cst);
     own().waiting_for.store(static_cast<std::uint32_t>(peer) + 1, std::memory_order_seq_cst);
     if (has_come(wait, peer)) break;
+    if (looked - waiting_since_ >= nap()) {
+      shown.awaited_until.store(nanoseconds(looked), std::memory_order_release);
+      tell_between();
+    }
     check_peers(wait);
     say_missing(wait);
+    look_for_circle(wait);
     // After a pause of this process the deadline is later than the clock says.
     const std::chrono::nanoseconds left = waiting_since_ + deadline_.load() - Clock::now();
-    futex_wait(bell, seen, left.count() > 0 ? std::min<std::chrono::nanoseconds>(left, kNap) : kNap);
+    futex_wait(bell, seen, left.count() > 0 ? std::min(left, nap()) : nap());
   }
   own().waiting_for.store(0, std::memory_order_relaxed);
   shown.awaited.store(0, std::memory_order_relaxed);

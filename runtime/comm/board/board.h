@@ -14,6 +14,7 @@
 
 #include "runtime/comm/board/board_memory.h"
 #include "runtime/comm/board/life.h"
+#include "runtime/comm/board/wait_circle.h"
 #include "runtime/comm/group/fingerprint.h"
 #include "runtime/comm/group/wait_notice.h"
 
@@ -56,6 +57,8 @@ struct BoardOptions {
   /// A rank without a sign of life is waited for so long, or as long as the deadline if that is shorter; 0: ranks give
   /// none, as threads do not.
   std::chrono::nanoseconds silence{0};
+  /// Between two looks of a rank that waits whether ranks wait for each other; 0: none looks.
+  std::chrono::nanoseconds look = std::chrono::seconds(2);
 };
 
 /// One rank's handle to one channel of the board. One thread at a time calls it, except for poison() and
@@ -220,12 +223,7 @@ class Board {
   std::string other_calls(int rank) const;
   std::string own_activity(const Wait& wait) const;
   // In these, ranks have their numbers in the root.
-  /// A thread of a rank: the one that comes to the calls of a channel.
-  struct Place {
-    int rank, channel;
-    bool operator==(const Place&) const = default;
-  };
-  /// Where it sleeps, and for whom.
+  /// Where a thread sleeps, and for whom.
   struct Sleep {
     Place awaited;
     std::chrono::nanoseconds since;
@@ -245,10 +243,14 @@ class Board {
     std::vector<int> circle;                 ///< the ranks that wait for each other, if it does not end
     std::chrono::nanoseconds last_begin{0};  ///< of its waits
   };
-  using SleepOf = std::optional<Sleep> (Board::*)(Place) const;
-  Chain chain_from(int root, SleepOf sleep_of) const;
+  Chain chain_from(int root) const;
   std::string end_of_chain(int root) const;
-  void check_circles(const Wait& wait, const Silence& silence);
+  std::chrono::nanoseconds nap() const;
+  void tell_between() const;
+  std::optional<Hold> hold_of(Place place) const;
+  std::vector<Hold> read_circle() const;
+  std::string call_at(Place place) const;
+  void look_for_circle(const Wait& wait);
   std::string others_meanwhile(const Wait& wait) const;
   [[noreturn]] void fail_group(const Wait& wait, const std::string& reason);
 
@@ -259,6 +261,8 @@ class Board {
   std::atomic<std::chrono::nanoseconds> deadline_{std::chrono::seconds(300)};
   Clock::time_point waiting_since_;  // start of the present wait
   NoticeClock notice_clock_;         // of the present wait
+  Clock::time_point next_look_;      // of the present wait
+  CircleProof circle_;               // of the present wait
   std::int64_t lost_before_ = 0;     // by this process, before the present wait
   Clock::time_point met_at_;
   Clock::time_point last_arrival_, first_arrival_, own_arrival_;

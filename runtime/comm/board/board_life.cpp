@@ -96,11 +96,11 @@ std::string Board::activity_of(int root) const {
   return state.empty() ? "in " + call : fmt::format("in {}, {}", call, state);
 }
 
-Board::Chain Board::chain_from(int root, SleepOf sleep_of) const {
+Board::Chain Board::chain_from(int root) const {
   Chain chain{.places = {{root, channel()}}, .circle = {}};
   for (;;) {
     const Place last = chain.places.back();
-    const auto sleep = frozen_for(last.rank) ? std::nullopt : (this->*sleep_of)(last);
+    const auto sleep = frozen_for(last.rank) ? std::nullopt : sleep_that_holds_up(last);
     if (!sleep) return chain;
     chain.last_begin = std::max(chain.last_begin, sleep->since);
     const auto seen = std::ranges::find(chain.places, sleep->awaited);
@@ -113,7 +113,7 @@ Board::Chain Board::chain_from(int root, SleepOf sleep_of) const {
 /// Who holds up a rank that this one waits for, and so this one. Empty if that is the rank itself.
 std::string Board::end_of_chain(int root) const {
   constexpr Time kSettled = std::chrono::milliseconds(100);
-  const Chain chain = chain_from(root, &Board::sleep_that_holds_up);
+  const Chain chain = chain_from(root);
   if (!chain.circle.empty()) {
     // Ranks are looked at one after the other: a wait that has just begun may be the answer to one that is ending.
     if (clock_time() - chain.last_begin < kSettled) return "";
@@ -122,25 +122,6 @@ std::string Board::end_of_chain(int root) const {
   if (chain.places.size() == 1) return "";
   const int last = chain.places.back().rank;
   return fmt::format(", held up by rank {}: {}", last, activity_of(last));
-}
-
-/// Ranks that wait for each other wait for ever. Only threads that sleep in calls themselves count: what a queue does
-/// between its calls, and for how long, is not seen from here.
-void Board::check_circles(const Wait& wait, const Silence& silence) {
-  const Time limit = options_.silence;
-  if (limit == Time(0) || silence.waited() < limit) return;
-  for (int peer = 0; peer < size(); ++peer) {
-    if (has_come(wait, peer)) continue;
-    const Chain chain = chain_from(root_rank(peer), &Board::sleep_in);
-    if (chain.circle.empty() || silence.since(chain.last_begin) < limit) continue;
-    const std::string missing = missing_ranks(wait);
-    if (missing.empty()) return;
-    fail_group(wait,
-               fmt::format("the ranks {} have waited for each other for {:.3g} s: rank {} in {}{}; not there: {}; "
-                           "all ranks of a group must make the same calls in the same order",
-                           fmt::join(chain.circle, ", "), seconds(silence.since(chain.last_begin)), root_rank(),
-                           own_activity(wait), other_calls(rank()), missing));
-  }
 }
 
 /// What the other ranks do while one is given up: those that are not waited for.
@@ -177,7 +158,6 @@ void Board::check_deadlines(const Wait& wait) {
                            casualty(peer), seconds(*quiet), seconds(limit), root_rank(), own_activity(wait),
                            describe(peer), others_meanwhile(wait)));
   }
-  check_circles(wait, silence);
   const Time waited = silence.waited();
   if (waited < deadline) return;
   const std::string missing = missing_ranks(wait);

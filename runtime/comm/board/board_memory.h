@@ -48,12 +48,16 @@ struct alignas(64) RankCell {
   SharedText<256> pair_call;  // the newest send or recv
 
   // In the root only: the call of a subgroup that this rank is in on this channel; for whom it sleeps there or here, as
-  // 1
-  // + number in the root, 0 = it does not, and since when.
+  // 1 + number in the root, 0 = it does not, since when, and when it last found that it has to sleep on.
   std::atomic<bool> is_in_subgroup{false};
   SharedText<256> subgroup_call;
   std::atomic<std::uint32_t> awaited{0};
   std::atomic<std::int64_t> awaited_since{0};
+  std::atomic<std::int64_t> awaited_until{0};
+  // There too: what the thread that comes to the calls of this channel does between them (wait_circle.h), and when
+  // another thread of the rank, which sleeps in a call, has found it so.
+  std::atomic<std::uint64_t> between{0};
+  std::atomic<std::int64_t> between_until{0};
   LifeCell life;  // in channel 0 of the root
 };
 

@@ -66,7 +66,8 @@ std::shared_ptr<ProcessGroup> make_shm_group(Store& store, int rank, int size, c
       .has_died = [segment](int peer) { return comm::is_hung_up(segment->lives[static_cast<std::size_t>(peer)]); },
       .source = std::make_shared<SegmentSource>(segment),
       .notice = options.notice,
-      .silence = options.silence};
+      .silence = options.silence,
+      .look = options.look};
   return std::make_shared<comm::BoardGroup>("shm", std::move(memory), board);
 }
 

@@ -22,6 +22,8 @@ struct ShmGroupOptions {
   /// A rank that is waited for and gives no sign of life is given up after so long, or after the deadline if that is
   /// shorter. A thread of each rank gives a sign twice a second, and 8 times within this if that is more often.
   std::chrono::nanoseconds silence = std::chrono::seconds(60);
+  /// Ranks that wait for each other are told so when they are found to in two looks, this apart; 0: none looks.
+  std::chrono::nanoseconds look = std::chrono::seconds(2);
   /// Staging memory: each rank has two windows of this size per channel. Rank 0's value holds for all.
   std::size_t window_bytes = std::size_t{1} << 20;
   /// Address space of each rank's shared heap; pages come when they are touched. Unset: the memory of the host, or what

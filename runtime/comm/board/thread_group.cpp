@@ -37,7 +37,7 @@ class HeapSource final : public comm::BoardSource {
 
 }  // namespace
 
-std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size, const WaitNotice& notice) {
+std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size, const ThreadGroupOptions& given) {
   constexpr int kMaxRanks = 252;  // as many as processes may be
   check(size >= 1 && size <= kMaxRanks, "a thread group of {} ranks; give 1..{}", size, kMaxRanks);
   constexpr std::size_t kWindow = comm::kSmallBytes;
@@ -51,7 +51,8 @@ std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size, const Wa
                                .is_one_process = true,
                                .has_died = {},
                                .source = source,
-                               .notice = notice};
+                               .notice = given.notice,
+                               .look = given.look};
     groups.push_back(std::make_shared<comm::BoardGroup>("thread", memory, options));
   }
   return groups;

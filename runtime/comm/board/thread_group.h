@@ -1,5 +1,6 @@
 #pragma once
 // Ranks as threads of one process: for tests and debugging, with the same semantics as processes.
+#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -8,9 +9,15 @@
 
 namespace sherd {
 
+struct ThreadGroupOptions {
+  /// Speaks of long waits, on the threads that wait.
+  WaitNotice notice{};
+  /// Ranks that wait for each other are told so when they are found to in two looks, this apart; 0: none looks.
+  std::chrono::nanoseconds look = std::chrono::seconds(2);
+};
+
 /// Element r is the handle of rank r. Each handle belongs to one thread; dropping it tells the peers that this rank has
-/// left, so a rank that ends early makes the others raise instead of waiting. `notice` speaks of long waits, on the
-/// threads that wait. Throws Error unless 1 <= size <= 252.
-std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size, const WaitNotice& notice = {});
+/// left, so a rank that ends early makes the others raise instead of waiting. Throws Error unless 1 <= size <= 252.
+std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size, const ThreadGroupOptions& options = {});
 
 }  // namespace sherd

@@ -10,7 +10,7 @@ namespace sherd {
 
 namespace {
 constexpr std::string_view kUsual[] = {kGatherQueue, kReduceQueue, kCollectiveQueue, kReplicateQueue};
-static_assert(std::size(kUsual) < HostGroup::kNumChannels);
+static_assert(std::size(kUsual) == comm::kNumUsualLanes && comm::kNumUsualLanes < HostGroup::kNumChannels);
 }  // namespace
 
 HostGroup& channel_of(ProcessGroup& group, std::string_view queue) {
@@ -18,9 +18,13 @@ HostGroup& channel_of(ProcessGroup& group, std::string_view queue) {
   return group.host().lane(queue);
 }
 
+int comm::usual_lane(std::string_view queue) {
+  const auto* const usual = std::ranges::find(kUsual, queue);
+  return usual == std::end(kUsual) ? 0 : 1 + static_cast<int>(usual - std::begin(kUsual));
+}
+
 int comm::LaneNumbers::of(std::string_view queue) {
-  if (const auto* usual = std::ranges::find(kUsual, queue); usual != std::end(kUsual))
-    return 1 + static_cast<int>(usual - std::begin(kUsual));
+  if (const int lane = usual_lane(queue); lane != 0) return lane;
   const std::lock_guard lock(mutex_);
   if (const auto known = others_.find(queue); known != others_.end()) return known->second;
   const int next = 1 + static_cast<int>(std::size(kUsual) + others_.size());

@@ -18,6 +18,10 @@ inline constexpr std::string_view kGatherQueue = "gather", kReduceQueue = "reduc
 HostGroup& channel_of(ProcessGroup& group, std::string_view queue);
 
 namespace comm {
+inline constexpr int kNumUsualLanes = 4;
+/// The lane of one of the queues above, the same in all groups; 0 for other queues.
+int usual_lane(std::string_view queue);
+
 /// Numbers of lanes by queue: those above, then others in the order of their first use. From any thread.
 class LaneNumbers {
  public:
