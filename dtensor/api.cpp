@@ -9,6 +9,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/spec_attr.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/vjp_call.h"
 
@@ -208,6 +209,7 @@ Tensor to_local(Tensor x, const ToLocalOptions& options) {
 }
 
 Tensor full_tensor(Tensor x, const ToLocalOptions& options) {
+  const PurposeScope purpose("full_tensor");
   const Spec* replicated = Spec::replicate(Spec::from(x).mesh());
   return to_local(redistribute(std::move(x), replicated), options);
 }

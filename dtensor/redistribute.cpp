@@ -3,6 +3,7 @@
 #include "dtensor/below.h"
 #include "dtensor/spec_attr.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/pointwise_attrs.h"
 #include "runtime/op/vjp_call.h"
@@ -95,6 +96,7 @@ std::vector<Placement> normalize_placements(std::span<const Placement> placement
 }
 
 Tensor redistribute(Tensor x, const Spec* to, const RedistributeOptions& options) {
+  const PurposeScope purpose("redistribute");
   const Spec* from = &Spec::from(x);
   for (const std::optional<DType>& dtype : {options.forward_dtype, options.backward_dtype})
     check(!dtype || (is_floating(*dtype) && is_floating(x.dtype())),

@@ -9,6 +9,7 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 
@@ -98,6 +99,7 @@ Finding first_gradient(const Module& model) {
 }  // namespace
 
 std::string first_non_finite(Module& model, ProcessGroup& group, const std::function<void()>& forward_and_backward) {
+  const PurposeScope purpose("first_non_finite");
   const auto watch = std::make_shared<OutputWatch>();
   {
     const Attached attached(model, watch);

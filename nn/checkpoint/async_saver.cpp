@@ -12,6 +12,7 @@
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/host_queue.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -116,6 +117,7 @@ void AsyncSaver::submit(Flight& flight, const std::vector<StateEntry>& state) {
 
 void AsyncSaver::start(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
                        const Retention& retention) {
+  const PurposeScope purpose("AsyncSaver::start");
   check_has_values(dir);
   finish();
   const GradMode off(false);
@@ -186,6 +188,7 @@ void AsyncSaver::check_outcome() {
 }
 
 void AsyncSaver::poll() {
+  const PurposeScope purpose("AsyncSaver::poll");
   if (!flight_) return;
   try {
     if (!all_of(group_, flight_->event.is_reached())) return;
@@ -206,6 +209,7 @@ void AsyncSaver::poll() {
 }
 
 void AsyncSaver::finish() {
+  const PurposeScope purpose("AsyncSaver::finish");
   const auto start = std::chrono::steady_clock::now();
   while (flight_) {
     flight_->event.outlast();

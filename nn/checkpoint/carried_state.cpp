@@ -7,6 +7,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -67,6 +68,7 @@ std::vector<std::optional<float>> CarriedState::scalars_of(const std::vector<Sta
 }
 
 void CarriedState::give(const std::vector<StateEntry>& state, const std::optional<StateHolders>& holders) const {
+  const PurposeScope purpose("CarriedState::give");
   const GradMode off(false);
   check(holders || !is_empty(), "there is no state to go on with");
   const std::vector<std::optional<float>> numbers = scalars_of(state, holders);

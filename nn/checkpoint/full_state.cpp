@@ -16,6 +16,7 @@
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 
@@ -207,6 +208,7 @@ void send_piece(const StateEntry& entry, HostGroup& group, std::int64_t chunk_by
 
 void visit_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, const FullTensorVisitor& visit,
                       const FullStateOptions& options) {
+  const PurposeScope purpose("visit_full_state");
   refuse_ghosts("full_state_dict");
   const GradMode off(false);
   std::string own;
@@ -233,6 +235,7 @@ void visit_full_state(const std::vector<StateEntry>& state, ProcessGroup& group,
 }
 
 FullState full_state_dict(Module& model, ProcessGroup& group, Optimizer* optimizer, const FullStateOptions& options) {
+  const PurposeScope purpose("full_state_dict");
   FullState full;
   visit_full_state(
       training_state(model, optimizer), group,
@@ -434,6 +437,7 @@ void take_all(const std::vector<StateEntry>& state, ProcessGroup& group, const F
 
 void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, const FullStateSource& source,
                      const FullStateOptions& options) {
+  const PurposeScope purpose("load_full_state");
   refuse_ghosts("load_full_state_dict");
   const GradMode off(false);
   std::string offer;
@@ -460,6 +464,7 @@ void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, 
 
 void load_full_state_dict(Module& model, ProcessGroup& group, const FullState& full, Optimizer* optimizer,
                           const FullStateOptions& options) {
+  const PurposeScope purpose("load_full_state_dict");
   FullStateSource source{.tensors = {}, .value = [&](const std::string& name) { return full.at(name); }};
   together(group, [&] {  // before anything is written
     if (group.rank() != 0) return;

@@ -16,6 +16,7 @@
 #include "nn/checkpoint/training_state.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 
@@ -173,6 +174,7 @@ void load_entry(const CheckpointReader& reader, const StateEntry& entry, Load& l
 }  // namespace
 
 void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state) {
+  const PurposeScope purpose("load_checkpoint");
   const GradMode off(false);
   SharedScalars scalars(state, [&](const StateEntry& entry) -> std::optional<float> {
     if (entry.usually && !reader.contains(entry.kind, entry.name)) return std::nullopt;

@@ -7,6 +7,7 @@
 #include "nn/checkpoint/saves.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/purpose.h"
 
 namespace sherd::nn {
 
@@ -66,6 +67,7 @@ std::string damage_of(ProcessGroup& group, const std::string& own_end) {
 
 std::unique_ptr<CheckpointReader> use_newest_good(const std::string& path, ProcessGroup& group, const SaveUse& use,
                                                   const SayWhy& say, std::unique_ptr<CheckpointReader> opened) {
+  const PurposeScope purpose("use_newest_good");
   std::vector<std::string> folders = saves_of_rank_zero(path, group);
   if (opened) {
     const auto own = std::find(folders.begin(), folders.end(), opened->dir());
@@ -91,6 +93,7 @@ std::unique_ptr<CheckpointReader> use_newest_good(const std::string& path, Proce
 
 std::unique_ptr<CheckpointReader> open_newest_good(const std::string& path, ProcessGroup& group, Verify verify,
                                                    const SayWhy& say) {
+  const PurposeScope purpose("open_newest_good");
   return use_newest_good(
       path, group,
       [&](const CheckpointReader& save) {

@@ -12,6 +12,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 
@@ -76,6 +77,7 @@ std::string describe_difference(const std::string& what, const Holders& holders)
 }  // namespace
 
 void check_replicas(const std::vector<StateEntry>& state, std::string_view other, ProcessGroup& group) {
+  const PurposeScope purpose("check_replicas");
   if (group.size() == 1 || RankContext::current().is_ghost()) return;
   const GradMode off(false);
   std::string own;

@@ -8,6 +8,7 @@
 #include "nn/checkpoint/save_parts.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 
@@ -78,6 +79,7 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer, Loss
 
 void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
                      ProcessGroup& group, const Retention& retention) {
+  const PurposeScope purpose("save_checkpoint");
   check_has_values(dir);
   const GradMode off(false);
   const std::string save = agreed_save_name(dir, manifest.step, group);

@@ -17,6 +17,7 @@
 #include "nn/optim/offloaded_state.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/optimizer_attrs.h"
@@ -218,10 +219,12 @@ Tensor norm_over(const std::vector<Parameter*>& parameters, double p, ReduceOver
 }  // namespace
 
 Tensor grad_norm(const std::vector<Parameter*>& parameters, double p) {
+  const PurposeScope purpose("grad_norm");
   return norm_over(parameters, p, ReduceOver::sharding_axes);
 }
 
 Tensor agreed_grad_norm(const std::vector<Parameter*>& parameters, double p) {
+  const PurposeScope purpose("agreed_grad_norm");
   return norm_over(parameters, p, ReduceOver::all_axes);
 }
 
@@ -232,6 +235,7 @@ Tensor clip_factor(const Tensor& norm, double max_norm) {
 }
 
 Tensor clip_grad_norm(Optimizer& optimizer, double max_norm, double p) {
+  const PurposeScope purpose("clip_grad_norm");
   GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
   Tensor norm = grad_norm(optimizer.parameters(), p);

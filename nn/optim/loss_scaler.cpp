@@ -12,6 +12,7 @@
 #include "nn/optim/clip.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -76,6 +77,7 @@ Tensor LossScaler::scale(const Tensor& loss) {
 }
 
 Tensor LossScaler::unscale(Optimizer& optimizer, double max_norm, double p) {
+  const PurposeScope purpose("LossScaler::unscale");
   GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
   const Tensor inverse = reciprocal(scale_.value());

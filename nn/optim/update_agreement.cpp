@@ -5,6 +5,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/op/collective_attrs.h"
 #include "runtime/op/dispatch.h"
 #include "runtime/op/infer.h"
@@ -57,6 +58,7 @@ void register_agreement(OpTable& table) {
 WhenRanksAreLost& when_ranks_are_lost() { return RankContext::current().state<LostRanks>().handler; }
 
 void agree_to_update(Optimizer& optimizer, std::span<const Tensor> known, ProcessGroup& group) {
+  const PurposeScope purpose("agree_to_update");
   const GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
   std::vector<Tensor> in{optimizer.gradient_scale()};

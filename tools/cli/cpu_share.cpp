@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "runtime/comm/group/host_group.h"
+#include "runtime/exec/purpose.h"
 #include "tools/train/exit_status.h"
 
 namespace sherd {
@@ -110,6 +111,7 @@ CpuShare share_cpus(std::span<const RankCpus> ranks, int rank) {
 }
 
 CpuShare share_cpus(ProcessGroup& group, std::int64_t asked) {
+  const PurposeScope purpose("share_cpus");
   check_usage(asked >= 0 && asked <= kMaxThreads, "--threads {}; give 1 to {}, or 0 for a share of the CPUs", asked,
               kMaxThreads);
   const auto ranks = static_cast<std::size_t>(group.size()), own = static_cast<std::size_t>(group.rank());

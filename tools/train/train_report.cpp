@@ -6,6 +6,7 @@
 #include "nn/parallel/extensions/blocks.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/exec/purpose.h"
 #include "tools/train/explained_peak.h"
 #include "tools/train/sharding.h"
 
@@ -116,6 +117,7 @@ std::string memory_table(Trainer& trainer, const TrainSummary& summary) {
 }  // namespace
 
 std::string train_report(Trainer& trainer, const TrainConfig& config, const TrainSummary& summary) {
+  const PurposeScope purpose("train_report");
   std::string text = fmt::format("loss {:.4f} at the first step, {:.4f} mean of the last 10", summary.first_loss,
                                  summary.last_losses_mean);
   if (summary.val_loss) text += fmt::format(", validation {:.4f}", *summary.val_loss);

@@ -11,6 +11,7 @@
 #include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/exec/queue.h"
 
 namespace sherd::nn {
@@ -215,6 +216,7 @@ std::vector<ProcessGroup*> groups_along_axes(std::span<FullyShardHook* const> ho
 void agree_on_units(std::span<FullyShardHook* const> hooks) { agree_on_units(hooks, groups_along_axes(hooks)); }
 
 void agree_on_units(std::span<FullyShardHook* const> hooks, std::span<ProcessGroup* const> groups) {
+  const PurposeScope purpose("the first forward, where units are compared");
   if (hooks.empty() || groups.empty() || RankContext::current().is_ghost()) return;
   const std::string told = difference_over(groups, hooks);
   if (told.empty()) return;

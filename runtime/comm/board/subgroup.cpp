@@ -12,6 +12,7 @@
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/division.h"
 #include "runtime/comm/store/hmac.h"
+#include "runtime/exec/purpose.h"
 
 namespace sherd::comm {
 
@@ -56,6 +57,7 @@ std::vector<std::shared_ptr<BoardGroup>> BoardGroup::living_subgroups() const {
 }
 
 std::shared_ptr<ProcessGroup> BoardGroup::subgroup(std::span<const int> ranks, std::string_view label) {
+  const PurposeScope purpose("subgroup");
   check(&group_ == this, "subgroup() of channel {}: call it on channel 0, which is the group", board_.channel());
   const std::vector<std::string> texts = gather_text(*this, random_hex(kTagBytes / 2) + std::string(bytes_of(ranks)));
   std::vector<std::vector<int>> lists;

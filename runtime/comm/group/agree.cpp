@@ -4,6 +4,7 @@
 
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -22,6 +23,7 @@ struct Agreement {
 bool comm::is_agreeing() { return exchanges > 0; }
 
 std::vector<std::string> gather_text(ProcessGroup& any, std::string_view text) {
+  const PurposeScope purpose("gather_text");
   check_fits_rank(any);
   const Agreement agreement;
   HostGroup& group = any.host();
@@ -48,6 +50,7 @@ std::vector<std::string> gather_text(ProcessGroup& any, std::string_view text) {
 }
 
 void together(ProcessGroup& group, const std::function<void()>& work) {
+  const PurposeScope purpose("together");
   std::string failure;
   try {
     work();
