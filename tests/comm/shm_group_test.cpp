@@ -11,6 +11,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -20,6 +21,7 @@
 #include "runtime/comm/board/segment.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/store/unix_socket.h"
+#include "runtime/exec/context.h"
 #include "runtime/os/host_name.h"
 #include "tests/comm/backends.h"
 #include "tests/support/processes.h"
@@ -100,6 +102,29 @@ TEST(ShmGroup, ARankKilledBeforeACallIsNamedSoon) {
   });
   EXPECT_EQ(ends[1].status, kKilled);
   for (const std::size_t rank : {0U, 2U}) EXPECT_EQ(ends[rank].status, 0) << ends[rank].message;
+}
+
+// As main() does that returns: the group is there until the end of the process.
+TEST(ShmGroup, ARankThatEndsHasNotDied) {
+  for (const int status : {0, 3}) {
+    const std::vector<RankEnd> ends = fork_ranks(2, [&](Store& store, int rank) {
+      static std::shared_ptr<ProcessGroup> group;
+      group = make_shm_group(store, rank, 2);
+      RankContext::current().step = 2;
+      group->host().barrier();
+      if (rank == 1) std::exit(status);
+      const std::string error = error_of([&] { group->host().barrier(); });
+      EXPECT_THAT(
+          error,
+          AllOf(HasSubstr("rank 1 (process "),
+                HasSubstr(fmt::format(") ended (status {}) after its 3rd step while rank 0 waits for it in barrier #2; "
+                                      "outside any collective of this group, its last call: barrier #1",
+                                      status))));
+      group.reset();
+    });
+    EXPECT_EQ(ends[0].status, 0) << ends[0].message;
+    EXPECT_EQ(ends[1].status, status);
+  }
 }
 
 // The kill comes at an arbitrary instant inside a call: while staging, copying, ringing or asleep.

@@ -83,6 +83,7 @@ Board::Board(std::shared_ptr<std::byte> memory, BoardOptions options)
       receives_(static_cast<std::size_t>(options_.size)) {
   if (options_.has_died && channel() == 0) own().process = getpid();
   if (!options_.root && channel() == 0) add_cpus();
+  if (options_.has_died && !options_.root && channel() == 0) exit_word_.emplace(*this);
 }
 
 // A rank of a subgroup that unwinds gives its reason by abort(), or by leaving the root: a better reason than this
@@ -90,8 +91,20 @@ Board::Board(std::shared_ptr<std::byte> memory, BoardOptions options)
 Board::~Board() {
   if (options_.has_died && channel() == 0 && own().process != ::getpid()) return;  // a forked child leaves nothing
   if (channel() != 0 || (options_.root && std::uncaught_exceptions() > exceptions_at_start_)) return;
+  exit_word_.reset();
+  if (own().presence == Presence::here) tell_departure(kStillRuns);  // or this is the end of the process
+}
+
+void Board::tell_departure(std::int32_t exit_status) const {
+  const RankContext* const context = RankContext::current_or_null();
+  if (context) own().steps = context->step + 1;
+  own().exit_status = exit_status;
   own().presence = Presence::left;
   ring_all();
+}
+
+void Board::tell_exit(int status) const {
+  if (own().process == ::getpid()) tell_departure(status);
 }
 
 LifeCell& Board::life_cell(std::byte* memory, int rank) {
@@ -377,8 +390,8 @@ void Board::check_presence(const Wait& wait) {
       if (also != rank() && options_.has_died && options_.has_died(also))
         others += fmt::format("; {} died too", casualty(also));
     fail_group(wait, fmt::format("{} {} while rank {} waits for it in {}; {}{}{}", casualty(peer),
-                                 presence == Presence::died ? "died" : "has left the group", root_rank(),
-                                 own_activity(wait), describe(peer), others, others_meanwhile(wait)));
+                                 presence == Presence::died ? "died" : departure(peer), root_rank(), own_activity(wait),
+                                 describe(peer), others, others_meanwhile(wait)));
   }
 }
 

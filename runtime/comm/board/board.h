@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "runtime/comm/board/board_memory.h"
+#include "runtime/comm/board/exit_word.h"
 #include "runtime/comm/board/life.h"
 #include "runtime/comm/board/wait_circle.h"
 #include "runtime/comm/group/fingerprint.h"
@@ -133,6 +134,9 @@ class Board {
   /// Text of the call this rank is in, or was in last.
   std::string_view call() const { return call_.text(); }
 
+  /// Of a root: tells the peers that this process ends now, with this status, unless it was forked off its rank.
+  void tell_exit(int status) const;
+
   /// Marks the group as failed, wakes all ranks, keeps the first reason. From any thread.
   void poison(std::string_view reason);
   bool is_poisoned() const;
@@ -215,6 +219,8 @@ class Board {
   void say_missing(const Wait& wait);
   std::string missing_ranks(const Wait& wait) const;
   std::string casualty(int rank) const;
+  void tell_departure(std::int32_t exit_status) const;
+  std::string departure(int rank) const;
   void compare_calls();
   void note_arrival(const std::atomic<std::int64_t>& arrived);
   std::string call_of(int rank, int channel) const;
@@ -282,6 +288,7 @@ class Board {
   };
   std::vector<MailCount> sends_, receives_;  // by peer
   bool is_first_piece_ = false;              // of a send or recv: the peer's arrival is not known yet
+  std::optional<ExitWord> exit_word_;        // of the root of processes
 };
 
 }  // namespace sherd::comm

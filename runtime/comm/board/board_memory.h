@@ -25,6 +25,7 @@ struct CallNote {
 };
 
 enum class Activity : std::uint32_t { outside, in_call, in_pair_call, in_reset };
+inline constexpr std::int32_t kStillRuns = -1;
 enum class Presence : std::uint32_t { here, left, died };
 
 /// One rank's cell of one channel: written by its owner, read by all. Only `bell` and `presence` are also written by
@@ -40,6 +41,10 @@ struct alignas(64) RankCell {
   std::atomic<Activity> activity{Activity::outside};
   std::atomic<Presence> presence{Presence::here};
   std::atomic<std::int32_t> process{0};  // process id, 0 for threads
+  // Of a rank that has left: the status with which its process has ended, kStillRuns if it only left, and how many
+  // steps it has begun, 0 if it counts none.
+  std::atomic<std::int32_t> exit_status{kStillRuns};
+  std::atomic<std::int64_t> steps{0};
 
   alignas(64) std::atomic<std::uint32_t> bell{0};  // futex: rung when what this rank waits for has changed
   std::atomic<std::uint32_t> waiting_for{0};       // 1 + rank of the awaited peer, 0 = not asleep

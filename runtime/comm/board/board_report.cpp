@@ -12,6 +12,12 @@ namespace {
 
 constexpr std::string_view kWaiting = "waiting for rank";
 
+/// "1st", "2nd", "11th".
+std::string ordinal(std::int64_t number) {
+  const std::int64_t last = number % 100 / 10 == 1 ? 0 : number % 10;
+  return fmt::format("{}{}", number, last == 1 ? "st" : last == 2 ? "nd" : last == 3 ? "rd" : "th");
+}
+
 }  // namespace
 
 void Board::compare_calls() {
@@ -88,6 +94,16 @@ std::string Board::casualty(int rank) const {
   const std::int32_t process = head(rank).process;
   return process == 0 ? fmt::format("rank {}", root_rank(rank))
                       : fmt::format("rank {} (process {})", root_rank(rank), process);
+}
+
+/// "ended (status 0) after its 3rd step", "has left the group".
+std::string Board::departure(int rank) const {
+  const RankCell& rank_of_root = root_head(rank);
+  const RankCell& cell = rank_of_root.presence == Presence::left ? rank_of_root : head(rank);
+  const std::int32_t status = cell.exit_status;
+  std::string text = status == kStillRuns ? "has left the group" : fmt::format("ended (status {})", status);
+  if (const std::int64_t steps = cell.steps; steps > 0) text += fmt::format(" after its {} step", ordinal(steps));
+  return text;
 }
 
 std::string Board::missing_ranks(const Wait& wait) const {
