@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/comm/board/shm_group.h"
 #include "runtime/comm/store/rendezvous_file.h"
 #include "runtime/comm/store/tcp_store.h"
 #include "runtime/comm/store/tcp_store_server.h"
@@ -115,6 +116,30 @@ TEST_F(ConnectStore, RankZeroHostsAtAGivenAddress) {
   expect_meeting(ranks);
   const TcpStoreServer taken(TcpStoreServerOptions{.port = port});
   expect_error([&] { connect_store(ranks[0], 1s); }, {std::to_string(port), "in use"});
+}
+
+// The first one waits for a rank that will not come: it says why.
+TEST_F(ConnectStore, ASecondRankZeroIsNamedToBoth) {
+  for (const bool has_address : {true, false}) {
+    RankInfo info = rank(0, 2);
+    if (has_address) {
+      const TcpStoreServer any(TcpStoreServerOptions{});
+      info.store_host = "127.0.0.1";
+      info.store_port = any.port();  // free again
+      info.secret = "s";
+    }
+    const auto first = connect_store(info, 5s);
+    expect_error([&] { connect_store(info, 5s); }, {"are two processes of the job rank 0?"});
+    std::string said;
+    expect_error(
+        [&] {
+          make_shm_group(*first, 0, 2,
+                         {.rendezvous_deadline = 100ms,
+                          .notice = {.after = 10ms, .say = [&](const std::string& text) { said = text; }}});
+        },
+        {"ranks 1 have not come", fmt::format("process {} on host ", ::getpid()), "says it is rank 0 too"});
+    EXPECT_NE(said.find("says it is rank 0 too"), said.npos) << said;
+  }
 }
 
 TEST_F(ConnectStore, OneRankNeedsNobody) {

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -224,6 +225,26 @@ TEST(ShmGroup, ADeathDuringTheRendezvousIsNoticed) {
     if (message.find("died") != std::string::npos) break;
   }
   EXPECT_THAT(message, HasSubstr("rank 1 died before all ranks had come"));
+}
+
+// Its life line is open, and its end of the connection is not.
+TEST(ShmGroup, APeerThatCannotBeToldThatAllHaveComeIsNamed) {
+  const std::vector<RankEnd> ends = fork_ranks(2, [](Store& store, int rank) {
+    if (rank == 0) {
+      make_shm_group(store, 0, 2, {.rendezvous_deadline = std::chrono::seconds(5)});
+      return;
+    }
+    std::istringstream entry(store.get("shm_group/world", std::chrono::seconds(5)));
+    std::string name, token;
+    entry >> name >> token;
+    const std::array<std::int32_t, 4> numbers{4, 1, 2, 77};  // version, rank, size, process
+    const auto [near_end, far_end] = comm::socket_pair();
+    const std::array<int, 1> fds{far_end.get()};
+    comm::send_message(comm::connect_abstract(name),
+                       std::string(reinterpret_cast<const char*>(numbers.data()), sizeof numbers) + token, fds);
+    while (!comm::is_hung_up(near_end)) std::this_thread::yield();
+  });
+  EXPECT_THAT(ends[0].message, HasSubstr("shm_group world: rank 1 (process 77) has gone before all ranks had come"));
 }
 
 TEST(ShmGroup, TwoProcessesWithOneRankAreRefused) {

@@ -67,6 +67,13 @@ std::optional<T> unpacked(std::string_view bytes) {
 
 double in_seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
 
+/// What the store knows of ranks that cannot come, as "; ..."; empty if nothing.
+std::string trouble_of(const Meeting& meeting) {
+  try {
+    return "; " + meeting.store.get(kStartTrouble, std::chrono::milliseconds(0));
+  } catch (const CommError&) { return {}; }
+}
+
 /// Wakes a wait of the rendezvous in time to say that it is long.
 class LongWait {
  public:
@@ -78,9 +85,9 @@ class LongWait {
   /// `what` for: "rank 0 to open the rendezvous".
   void say(const std::string& what) const {
     if (!meeting_.options.notice.say) return;
-    meeting_.options.notice.say(fmt::format("rank {} has waited {:.1f} s at the start for {} (deadline {:.3g} s)",
+    meeting_.options.notice.say(fmt::format("rank {} has waited {:.1f} s at the start for {} (deadline {:.3g} s){}",
                                             meeting_.rank, in_seconds(Clock::now() - start_), what,
-                                            in_seconds(deadline_ - meeting_.start)));
+                                            in_seconds(deadline_ - meeting_.start), trouble_of(meeting_)));
   }
   void say_if_due(const std::string& what) {
     if (is_due()) say(what);
@@ -129,8 +136,12 @@ class Host {
   Segment segment_;
   Descriptor listener_;
   std::vector<Descriptor> strangers_;  // the oldest first
-  std::vector<Descriptor> peers_;      // whose hello has come, in that order
-  std::vector<int> processes_;         // by rank
+  struct Peer {
+    int rank;
+    Descriptor connection;
+  };
+  std::vector<Peer> peers_;     // whose hello has come, in that order
+  std::vector<int> processes_;  // by rank
 };
 
 Host::Host(const Meeting& meeting) : meeting_(meeting), size_(static_cast<std::size_t>(meeting.size)) {
@@ -165,8 +176,8 @@ void Host::gather() {
   LongWait wait(meeting_, meeting_.until_without_sign);
   while (peers_.size() + 1 < size_) {
     if (Clock::now() >= meeting_.until_without_sign)
-      fail(fmt::format("ranks {} have not come within {:.3g} s, and given no sign of life", missing_ranks(),
-                       in_seconds(meeting_.silence)));
+      fail(fmt::format("ranks {} have not come within {:.3g} s, and given no sign of life{}", missing_ranks(),
+                       in_seconds(meeting_.silence), trouble_of(meeting_)));
     check_lives();
     meeting_.check_given_up();
     wait.say_if_due(fmt::format("ranks {} to come, which have given no sign of life yet", missing_ranks()));
@@ -203,8 +214,8 @@ void Host::hear_strangers() {
     if (!message || message->fds.size() != 1) continue;
     const std::optional<Hello> hello = unpacked<Hello>(message->bytes);
     if (!hello || std::string_view(hello->token.data(), kTokenSize) != token_) continue;
-    peers_.push_back(std::move(stranger));  // before it may be refused: it is told too
-    admit(peers_.back(), *hello, std::move(message->fds[0]));
+    peers_.push_back({hello->rank, std::move(stranger)});  // before it may be refused: it is told too
+    admit(peers_.back().connection, *hello, std::move(message->fds[0]));
   }
   strangers_ = std::move(silent);
 }
@@ -251,13 +262,20 @@ std::string Host::missing_ranks() const {
 void Host::complete() {
   std::vector<int> fds;
   for (const Descriptor& life : segment_.lives) fds.push_back(life.get());
-  for (const Descriptor& peer : peers_) send_message(peer, kComplete, fds);
+  for (const Peer& peer : peers_) {
+    try {
+      send_message(peer.connection, kComplete, fds);
+    } catch (const SocketError& error) {
+      fail(fmt::format("rank {} (process {}) has gone before all ranks had come: {}", peer.rank,
+                       processes_[static_cast<std::size_t>(peer.rank)], error.message()));
+    }
+  }
 }
 
 void Host::refuse(const std::string& reason) {
-  for (const Descriptor& peer : peers_) {
+  for (const Peer& peer : peers_) {
     try {
-      send_message(peer, std::string(kRefused) + reason.substr(0, 2000), {});
+      send_message(peer.connection, std::string(kRefused) + reason.substr(0, 2000), {});
     } catch (const CommError&) {  // It has gone, and needs no reason.
     }
   }
@@ -271,8 +289,8 @@ std::string await_entry(const Meeting& meeting) {
       return meeting.store.get(meeting.key(), std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()));
     } catch (const KeyNotSet&) {
       if (until == meeting.until_without_sign)
-        throw CommError(fmt::format("shm_group {}: rank 0 has not come within {:.3g} s, and given no sign of life",
-                                    meeting.options.name, in_seconds(meeting.silence)));
+        throw CommError(fmt::format("shm_group {}: rank 0 has not come within {:.3g} s, and given no sign of life{}",
+                                    meeting.options.name, in_seconds(meeting.silence), trouble_of(meeting)));
     }
     meeting.check_given_up();
     wait.say_if_due("rank 0 to open the rendezvous, which has given no sign of life yet");
@@ -285,7 +303,12 @@ Descriptor say_hello(const Meeting& meeting, const Descriptor& connection, std::
   std::memcpy(hello.token.data(), token.data(), kTokenSize);
   auto [near_end, far_end] = socket_pair();
   const std::array<int, 1> far_number{far_end.get()};
-  send_message(connection, packed(hello), far_number);
+  try {
+    send_message(connection, packed(hello), far_number);
+  } catch (const SocketError& error) {
+    throw CommError(fmt::format("shm_group {}: rank 0 has gone before all ranks had come: {}", meeting.options.name,
+                                error.message()));
+  }
   return std::move(near_end);
 }
 
@@ -426,12 +449,27 @@ SegmentLayout::SegmentLayout(int size, const Segment& segment)
     : board_bytes(to_huge_pages(Board::memory_bytes(size, segment.window_bytes))),
       bytes(board_bytes + static_cast<std::size_t>(size) * segment.heap_bytes) {}
 
-Segment meet(const Meeting& meeting) {
+namespace {
+
+Segment come_together(const Meeting& meeting) {
   if (meeting.rank != 0) return join(meeting, await_entry(meeting));
   // A second process that is rank 0 says hello to the first, which tells all that there are two.
   if (meeting.size > 1 && meeting.store.add(meeting.key() + "/hosts", 1) > 1)
     if (const std::string entry = await_entry(meeting); is_open(entry)) return join(meeting, entry);
   return Host(meeting).run();
+}
+
+}  // namespace
+
+// What the system says of a socket does not tell of which group, and a peer that has gone meanwhile shows as a broken
+// pipe.
+Segment meet(const Meeting& meeting) {
+  try {
+    return come_together(meeting);
+  } catch (const SocketError& error) {
+    throw CommError(fmt::format("shm_group {}: rank {} of {} cannot meet the others: {}{}", meeting.options.name,
+                                meeting.rank, meeting.size, error.message(), trouble_of(meeting)));
+  }
 }
 
 }  // namespace sherd::comm

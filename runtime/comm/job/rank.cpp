@@ -1,15 +1,19 @@
 #include "runtime/comm/job/rank.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "runtime/comm/job/launchers.h"
 #include "runtime/comm/store/hmac.h"
 #include "runtime/comm/store/rendezvous_file.h"
 #include "runtime/comm/store/tcp_store.h"
 #include "runtime/comm/store/tcp_store_server.h"
+#include "runtime/os/host_name.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -75,6 +79,34 @@ class HostedStore final : public Store {
   std::optional<TcpStore> client_;
 };
 
+/// Called where a process that is rank 0 cannot host the store, by its options for a client. If there is one of the
+/// same job it is told, and what this one adds to its error is returned.
+std::string tell_other_host(const RankInfo& rank, TcpStoreOptions client) {
+  client.connect_deadline = std::chrono::seconds(1);
+  client.notice = {};
+  try {
+    if (rank.store_host.empty()) {
+      const StoreAddress other = await_address(rendezvous_folder(rank.runtime_folder), rank.job, {});
+      client.port = other.port;
+      client.secret = other.secret;
+    }
+    TcpStore(client).set(kStartTrouble,
+                         fmt::format("process {} on host {} says it is rank 0 too: give each rank a number of its own, "
+                                     "and each job a store of its own (SHERD_STORE)",
+                                     ::getpid(), host_name()));
+    return "; a process there hosts a store with the same secret: are two processes of the job rank 0?";
+  } catch (const Error&) { return {}; }  // it is another program, or another job
+}
+
+std::unique_ptr<Store> host_store(const RankInfo& rank, const TcpStoreServerOptions& server, TcpStoreOptions client) {
+  try {
+    return std::make_unique<HostedStore>(rank, server, client);
+  } catch (const Error& error) {
+    if (rank.world_size == 1) throw;
+    throw Error(error.message() + tell_other_host(rank, std::move(client)));
+  }
+}
+
 bool is_loopback_name(std::string_view host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
@@ -109,7 +141,7 @@ std::unique_ptr<Store> connect_store(const RankInfo& rank, std::chrono::millisec
       server.host = rank.store_host.find(':') == std::string::npos ? "0.0.0.0" : "::";
       client.host = rank.store_host.find(':') == std::string::npos ? "127.0.0.1" : "::1";
     }
-    return std::make_unique<HostedStore>(rank, server, client);
+    return host_store(rank, server, client);
   }
   check(rank.local_world_size == rank.world_size,
         "{} of the {} ranks run on this host: ranks on several hosts need SHERD_STORE=host:port, an address of rank "
@@ -120,7 +152,7 @@ std::unique_ptr<Store> connect_store(const RankInfo& rank, std::chrono::millisec
         rank.source, rank.world_size);
   if (hosts) {
     client.secret = random_hex(16);
-    return std::make_unique<HostedStore>(rank, TcpStoreServerOptions{.secret = client.secret}, client);
+    return host_store(rank, {.secret = client.secret}, client);
   }
   const StoreAddress address = await_address(rendezvous_folder(rank.runtime_folder), rank.job, deadline, notice);
   client.port = address.port;

@@ -11,6 +11,7 @@
 #include "runtime/comm/job/hosts.h"
 #include "runtime/comm/job/rank.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/os/instruction_level.h"
 
 namespace sherd {
@@ -25,6 +26,7 @@ struct ConnectedWorld {
 
 // Kernels of another level round differently, and replicated tensors would drift apart in silence.
 void check_same_level(ProcessGroup& group) {
+  const PurposeScope purpose("world_group");
   const std::vector<std::string> levels = gather_text(group, instruction_level().name);
   for (std::size_t r = 1; r < levels.size(); ++r)
     check(levels[r] == levels[0],
@@ -47,9 +49,14 @@ std::shared_ptr<ProcessGroup> connect_world(const WorldOptions& options) {
   const auto deadline = std::chrono::ceil<std::chrono::milliseconds>(options.deadline);
   const auto silence = std::min(deadline, std::chrono::ceil<std::chrono::milliseconds>(options.silence));
   world->store = connect_store(rank, silence, options.notice);  // whoever hosts it has given no sign of life
-  world->group =
-      make_shm_group(*world->store, rank.rank, rank.world_size,
-                     {.rendezvous_deadline = deadline, .silence = options.silence, .notice = options.notice});
+  try {
+    world->group =
+        make_shm_group(*world->store, rank.rank, rank.world_size,
+                       {.rendezvous_deadline = deadline, .silence = options.silence, .notice = options.notice});
+  } catch (CommError& error) {
+    error.add("job", rank.job.empty() ? rank.description : rank.job);
+    throw;
+  }
   world->store->all_have_connected();
   world->group->set_deadline(options.deadline);
   check_same_level(*world->group);

@@ -15,6 +15,10 @@ class KeyNotSet : public CommError {
   using CommError::CommError;
 };
 
+/// What may be wrong with the start of a job, in a clause: the server and ranks that cannot take part set it, and those
+/// that wait for them show it.
+inline constexpr std::string_view kStartTrouble = "sherd/trouble";
+
 /// Keys up to 256 bytes, values up to 1 MiB. Calls block; what does not come in time is a CommError naming the
 /// key and the seconds waited.
 class Store {

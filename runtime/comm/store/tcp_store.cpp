@@ -31,6 +31,8 @@ using std::chrono::milliseconds;
 /// Stands for a store that serves as many connections as it may: one of them may leave, so it is tried again.
 const error_code kFull = asio::error::no_buffer_space;
 
+constexpr milliseconds kAnswerTime{20};  // before that nobody is called silent
+
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 }  // namespace
@@ -41,6 +43,7 @@ struct TcpStore::Connection {
 
   template <class Start>
   error_code run(Start start, Clock::time_point until);
+  void say_if_due(std::string_view what, const std::string& why);
   error_code connect_once(const tcp::resolver::results_type& endpoints, Clock::time_point until);
   error_code authenticate(Clock::time_point until);
   void connect();
@@ -51,6 +54,9 @@ struct TcpStore::Connection {
   const TcpStoreOptions options;
   const std::string name;
   std::mutex turn;
+  Clock::time_point since;                 // of connect()
+  NoticeClock notice;                      // until it is connected
+  bool is_silent = false;                  // somebody has taken the connection, and says nothing
   std::string lost;                        // why the connection is of no use any more; empty while it is
   wire::Status status = wire::Status::ok;  // of the last reply
   std::string reply;
@@ -63,16 +69,28 @@ template <class Start>
 error_code TcpStore::Connection::run(Start start, Clock::time_point until) {
   error_code result = asio::error::would_block;
   start([&result](const error_code& error, const auto&...) { result = error; });
-  io.restart();
-  io.run_until(until);
-  io.restart();
-  io.poll();  // It may be done, and only this thread be late.
+  do {
+    io.restart();
+    io.run_until(std::min(until, std::max(notice.next(), Clock::now() + kAnswerTime)));
+    io.restart();
+    io.poll();  // It may be done, and only this thread be late.
+    if (result != asio::error::would_block) break;
+    say_if_due(is_silent ? "connected, but nothing has answered" : "no connection", "");
+  } while (Clock::now() < until);
   if (result != asio::error::would_block) return result;
   error_code ignored;
   socket.close(ignored);
   io.restart();
   io.run();  // The handler refers to this frame, so it must have run before we leave.
   return asio::error::timed_out;
+}
+
+void TcpStore::Connection::say_if_due(std::string_view what, const std::string& why) {
+  if (options.notice.say && notice.is_due(Clock::now()))
+    options.notice.say(
+        fmt::format("{}: {} for {:.1f} s{}; still trying; does the process that hosts it run, and is the address "
+                    "(SHERD_STORE) right?",
+                    name, what, seconds_since(since), why));
 }
 
 error_code TcpStore::Connection::connect_once(const tcp::resolver::results_type& endpoints, Clock::time_point until) {
@@ -120,8 +138,8 @@ error_code TcpStore::Connection::authenticate(Clock::time_point until) {
 
 void TcpStore::Connection::connect() {
   check(options.port > 0 && options.port <= 65535, "{}: port {} is not in 1..65535", name, options.port);
-  const auto start = Clock::now();
-  const auto until = start + std::clamp(options.connect_deadline, milliseconds(0), wire::kLongestWait);
+  since = Clock::now();
+  const auto until = since + std::clamp(options.connect_deadline, milliseconds(0), wire::kLongestWait);
   error_code error;
   const auto endpoints = tcp::resolver(io).resolve(options.host, std::to_string(options.port), error);
   if (error) throw CommError(fmt::format("{}: the host '{}' is unknown: {}", name, options.host, error.message()));
@@ -131,27 +149,35 @@ void TcpStore::Connection::connect() {
         "{}: a store on another host needs a secret; give all ranks the same SHERD_SECRET", name);
 
   error_code reason = asio::error::timed_out;
-  NoticeClock notice(start, options.notice.after);
+  if (options.notice.say) notice = {since, options.notice.after};
   for (milliseconds pause{5};; pause = std::min(2 * pause, milliseconds(100))) {
+    is_silent = false;
     error = connect_once(endpoints, until);
+    is_silent = !error;
     if (!error) error = authenticate(until);
-    if (!error) return;
+    if (!error) {
+      notice = {};
+      return;
+    }
     if (error != asio::error::timed_out) reason = error;  // An attempt that our deadline cuts short says nothing new.
     if (Clock::now() + pause >= until) break;
-    if (options.notice.say && notice.is_due(Clock::now()))
-      options.notice.say(fmt::format("{}: no connection for {:.1f} s ({}); still trying", name, seconds_since(start),
-                                     reason.message()));
+    say_if_due("no connection", fmt::format(" ({})", reason.message()));
     std::this_thread::sleep_for(pause);  // Whoever hosts the store may not have started yet.
   }
   if (reason == kFull)
     throw CommError(
         fmt::format("{}: no connection within {:.3g} s: it serves as many connections as it may; raise its "
                     "max_connections",
-                    name, seconds_since(start)));
+                    name, seconds_since(since)));
+  if (is_silent && error == asio::error::timed_out)
+    throw CommError(
+        fmt::format("{}: connected, but nothing has answered within {:.3g} s; is it another program that "
+                    "listens there, or is the process that hosts the store stopped?",
+                    name, seconds_since(since)));
   throw CommError(
       fmt::format("{}: no connection within {:.3g} s ({}); does the process that hosts it run, and is the "
                   "address right?",
-                  name, seconds_since(start), reason.message()));
+                  name, seconds_since(since), reason.message()));
 }
 
 error_code TcpStore::Connection::exchange(const wire::RequestHeader& header, std::string_view key,

@@ -32,6 +32,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 
+#include "runtime/comm/store/store.h"
 #include "runtime/comm/store/store_wire.h"
 #include "runtime/tensor/error.h"
 
@@ -253,6 +254,13 @@ awaitable<bool> TcpStoreServer::Service::authenticate(std::shared_ptr<Peer> peer
   const bool known = equal_digests(proof.digest, wire::proof(options.secret, "client", hello.nonce, proof.nonce));
   wire::ServerProof own{};
   own.status = !known ? wire::Status::refused : is_full() ? wire::Status::full : wire::Status::ok;
+  if (!known) {  // it may be a stranger, so this is a hint to those who wait, and no reason to end
+    error_code ignored;
+    const std::string from = peer->socket.remote_endpoint(ignored).address().to_string();
+    set(std::string(kStartTrouble),
+        fmt::format("a process on {} came to the store with another secret: give all ranks the same SHERD_SECRET",
+                    from));
+  }
   if (known) own.digest = wire::proof(options.secret, "server", hello.nonce, proof.nonce);
   co_await asio::async_write(peer->socket, asio::buffer(&own, sizeof own), use_awaitable);
   co_return own.status == wire::Status::ok;

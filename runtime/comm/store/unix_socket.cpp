@@ -13,8 +13,6 @@
 #include <cstring>
 #include <system_error>
 
-#include "runtime/tensor/error.h"
-
 namespace sherd::comm {
 
 namespace {
@@ -22,7 +20,7 @@ namespace {
 constexpr std::size_t kMaxMessage = 4096;
 
 [[noreturn]] void fail_system(std::string_view what) {
-  throw CommError(fmt::format("{}: {}", what, std::system_category().message(errno)));
+  throw SocketError(fmt::format("{}: {}", what, std::system_category().message(errno)));
 }
 
 struct Address {

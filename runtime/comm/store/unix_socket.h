@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/os/descriptor.h"
+#include "runtime/tensor/error.h"
 
 namespace sherd::comm {
 
@@ -23,7 +24,13 @@ using SocketTime = std::chrono::steady_clock::time_point;
 /// The kernel passes at most this many descriptors in one message.
 inline constexpr std::size_t kMaxPassedFds = 253;
 
-/// All of these throw CommError with the system's reason.
+/// A system call has failed, often because the other end has gone: who knows whose it was says so.
+class SocketError : public CommError {
+ public:
+  using CommError::CommError;
+};
+
+/// All of these throw SocketError with the system's reason.
 Descriptor listen_abstract(std::string_view name);
 Descriptor connect_abstract(std::string_view name);
 /// Takes one waiting connection; empty if there is none or it comes from another user, which is refused.
