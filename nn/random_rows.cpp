@@ -3,6 +3,7 @@
 //
 //   @random_step  i64[]     step
 //   @random_calls i64[64]   calls x 2^32, by row     draw = step + calls[r];  calls[r] += 2^32
+//   @random_calls_kept      the same as of the last update, or 0: what a step that was left goes back to
 #include "nn/random_rows.h"
 
 #include <utility>
@@ -22,20 +23,27 @@ constexpr std::int64_t kFirstPlaces = 64;
 
 class Counters final : public Slot {
  public:
-  Counters() : Slot("random_step"), calls_("random_calls") {
+  Counters() : Slot("random_step"), calls_("random_calls"), kept_("random_calls_kept") {
     name_setting(setting_, "random rows");
     write_setting();
     set(Tensor::scalar(0, DType::i64));
-    calls_.set(zeros({kFirstPlaces}, DType::i64));
+    for (Slot* slot : {&calls_, &kept_}) slot->set(zeros({kFirstPlaces}, DType::i64));
     one_call_ = full({}, kOneCall, DType::i64);
   }
   void move_to(Device device) {
     if (value().device() == device || device.is_meta()) return;
     set(to(value(), device));
-    calls_.set(to(calls_.value(), device));
+    for (Slot* slot : {&calls_, &kept_}) slot->set(to(slot->value(), device));
     one_call_ = to(one_call_, device);
   }
-  void restart() { fill_into(calls_.value(), 0); }
+  void restart() {
+    if (!has_rows()) return;
+    for (Slot* slot : {&calls_, &kept_}) fill_into(slot->value(), 0);
+  }
+  void keep() {
+    if (has_rows()) copy_into(kept_.value(), calls_.value());
+  }
+  void take_back() { copy_into(calls_.value(), kept_.value()); }
   const DrawnBy& drawn_by() const {
     if (CaptureSink* capture = RankContext::current().capture) capture->setting_read(setting_);
     return drawn_by_;
@@ -54,7 +62,7 @@ class Counters final : public Slot {
     if (!freed_.empty() && !RankContext::current().capture) {
       const std::int64_t place = freed_.back();
       freed_.pop_back();
-      fill_into(calls_of(place), 0);
+      for (Slot* slot : {&calls_, &kept_}) fill_into(element_of(*slot, place), 0);
       return place;
     }
     if (taken_ == calls_.value().size(0)) grow();
@@ -63,22 +71,25 @@ class Counters final : public Slot {
   void give_back(std::int64_t place) { freed_.push_back(place); }
   /// 0-d i64: the counter of the next call.
   Tensor next(std::int64_t place) {
-    const Tensor calls = calls_of(place);
+    const Tensor calls = element_of(calls_, place);
     Tensor draw = add(value(), calls);
     copy_into(calls, one_call_, true);
     return draw;
   }
 
  private:
-  Tensor calls_of(std::int64_t place) const {
-    const Tensor& all = calls_.value();
+  bool has_rows() const { return std::cmp_less(freed_.size(), taken_); }
+  static Tensor element_of(const Slot& slot, std::int64_t place) {
+    const Tensor& all = slot.value();
     return Tensor::over(all.storage(), {}, {}, all.offset() + place, DType::i64);
   }
   void grow() {
-    const Tensor old = calls_.value();
-    const Tensor larger = zeros({2 * old.size(0)}, DType::i64, old.device());
-    copy_into(narrow(larger, 0, 0, old.size(0)), old);
-    calls_.set(larger);
+    for (Slot* slot : {&calls_, &kept_}) {
+      const Tensor old = slot->value();
+      const Tensor larger = zeros({2 * old.size(0)}, DType::i64, old.device());
+      copy_into(narrow(larger, 0, 0, old.size(0)), old);
+      slot->set(larger);
+    }
   }
 
   // The part itself is not that of other ranks, whose program is to be the same.
@@ -93,6 +104,7 @@ class Counters final : public Slot {
   std::int64_t num_parts_ = 0;  // that were set
   const std::shared_ptr<StepSetting> setting_ = std::make_shared<StepSetting>();
   Slot calls_;
+  Slot kept_;  // as of the last update
   Tensor one_call_;
   std::int64_t taken_ = 0;
   std::vector<std::int64_t> freed_;
@@ -134,9 +146,20 @@ Slot& random_step(Device device) {
 void set_step(std::int64_t step) {
   RankContext& context = RankContext::current();
   Counters& counters = as_counters(*counters_slot());
-  if (step != context.step) counters.restart();
+  counters.restart();
   context.step = step;
   counters.assign(Tensor::scalar(static_cast<double>(step), DType::i64));
+}
+
+void keep_random_calls() {
+  if (const auto& slot = RankContext::current().random_step) as_counters(*slot).keep();
+}
+
+void take_back_random_calls(bool is_update_of_all) {
+  const auto& slot = RankContext::current().random_step;
+  if (!slot) return;
+  if (is_update_of_all) as_counters(*slot).take_back();
+  else as_counters(*slot).restart();
 }
 
 void set_seed(Seed seed) { as_counters(*counters_slot()).set_seed(seed.value); }

@@ -14,8 +14,9 @@ namespace sherd::nn {
 Slot& random_step();
 /// The same, moved to `device` for good: rows read it there without an upload.
 Slot& random_step(Device device);
-/// Sets the step for random rows and error messages: once per training step, outside of a captured function. Another
-/// step than before starts the counts of calls again. Does not block.
+/// Begins step `step` for random rows and error messages: once per training step, before its first forward, outside of
+/// a captured function. Counts of calls start again, also where the step is made once more; the forwards of its
+/// micro-batches draw one after the other. Does not block.
 void set_step(std::int64_t step);
 /// Seed of random rows during training on this rank, 0 until it is set; equal on all ranks. Captured steps record again
 /// after a change.
@@ -41,6 +42,12 @@ struct DrawnBy {
 };
 /// For those who draw. A step that is being captured notes that it depends on it.
 const DrawnBy& drawn_by();
+
+/// An optimizer has made an update: where a step that is left goes back to if no set_step() comes before it.
+void keep_random_calls();
+/// A step was left, on this rank somewhere and on others elsewhere: counts of calls are again those of the last
+/// set_step() or update, whichever was later; those of set_step() where ranks have made unlike numbers of updates.
+void take_back_random_calls(bool is_update_of_all);
 
 /// How often one random row of a module was called within the step. It counts in a slot, so a captured step draws what
 /// the eager one does.

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "nn/optim/loss_scaler.h"
+#include "nn/random_rows.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/offload.h"
@@ -85,18 +86,11 @@ std::string torn_anywhere(const std::vector<std::vector<Report>>& by_rank, std::
   return "";
 }
 
-}  // namespace
-
-void agree_on_updates(const std::vector<Parameter*>& parameters, ProcessGroup& group) {
-  const std::set<Parameter*> known(parameters.begin(), parameters.end());
-  std::vector<Optimizer*> optimizers;
-  for (Optimizer* optimizer : Optimizer::living())
-    if (std::ranges::any_of(optimizer->parameters(), [&](Parameter* p) { return known.contains(p); }))
-      optimizers.push_back(optimizer);
+void agree_on(const std::vector<Optimizer*>& optimizers, ProcessGroup& group) {
   const std::vector<LossScaler*>& scalers = LossScaler::living();  // of which models they do not know
   std::string own, failure;
   try {
-    for (Optimizer* optimizer : optimizers) optimizer->reset_gradient_scale();
+    for (Optimizer* optimizer : optimizers) optimizer->forget_step();
     for (LossScaler* scaler : scalers) scaler->forget_step();
     for (Optimizer* optimizer : optimizers) own += report_of(*optimizer);
     for (LossScaler* scaler : scalers) own += report_of(*scaler);
@@ -119,6 +113,18 @@ void agree_on_updates(const std::vector<Parameter*>& parameters, ProcessGroup& g
   for (std::size_t i = 0; i < scalers.size(); ++i)
     if (const std::size_t at = optimizers.size() + i; by_rank[0][at].updates != mine[at].updates)
       take_values(*scalers[i], by_rank[0][at].updates);
+}
+
+}  // namespace
+
+void agree_on_updates(const std::vector<Parameter*>& parameters, ProcessGroup& group) {
+  const std::set<Parameter*> known(parameters.begin(), parameters.end());
+  std::vector<Optimizer*> optimizers;
+  for (Optimizer* optimizer : Optimizer::living())
+    if (std::ranges::any_of(optimizer->parameters(), [&](Parameter* p) { return known.contains(p); }))
+      optimizers.push_back(optimizer);
+  agree_on(optimizers, group);
+  take_back_random_calls(std::ranges::all_of(optimizers, [](const Optimizer* o) { return o->torn().empty(); }));
 }
 
 }  // namespace sherd::nn

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "nn/optim/step_in_pieces.h"
+#include "nn/random_rows.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/offload.h"
@@ -232,6 +233,7 @@ void Optimizer::apply(const std::vector<std::size_t>& active) {
     else update_all(cohort);
   }
   fill_into(scale_.value(), 1);
+  keep_random_calls();
   // What is gathered of the old values is stale. A backward that runs, whose hook has called this, is still to read it.
   if (in_backward()) return;
   for (const std::size_t i : active) parameters_[i]->reshard();
@@ -275,7 +277,10 @@ void Optimizer::abandon(std::string_view reason) noexcept {
   for (Parameter* p : parameters_) p->sink().abandon(*p, reason);
 }
 
-void Optimizer::reset_gradient_scale() { fill_into(scale_.value(), 1); }
+void Optimizer::forget_step() {
+  drop_pieces();
+  fill_into(scale_.value(), 1);
+}
 
 std::vector<OptimizerState> Optimizer::state() {
   std::vector<OptimizerState> result;

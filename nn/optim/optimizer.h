@@ -94,7 +94,8 @@ class Optimizer {
   /// A step was left: peers that wait for this rank raise CommError with `reason`, where fully_shard's groups or those
   /// of tensor parallelism reach them. Local.
   void abandon(std::string_view reason) noexcept;
-  void reset_gradient_scale();
+  /// A step was left: its gradient scale does not count, nor does a step_in_backward() that was to follow. Local.
+  void forget_step();
   /// Those of this rank that live, in the order in which they were made.
   static const std::vector<Optimizer*>& living();
 

@@ -61,6 +61,17 @@ TEST(Dropout, AnotherStepCallOrPathIsAnotherMaskTheSameIsTheSame) {
   EXPECT_FALSE(same_bits(masks_at(other, 1)[0], step1[0])) << "two seeds";
 }
 
+TEST(Dropout, AStepThatBeginsAgainDrawsItsMasksAgain) {
+  const RankScope rank;
+  set_seed({5});
+  Net net;
+  const auto first = masks_at(net, 7), second = net(ones({kRows, kWidth})), again = masks_at(net, 7);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(same_bits(again[i], first[i])) << "call " << i;
+    EXPECT_FALSE(same_bits(second[i], first[i])) << "the next micro-batch, call " << i;
+  }
+}
+
 TEST(Dropout, F143_RanksDrawTheMaskOfTheWholeBatch) {
   std::vector<Tensor> whole[2];
   const RankScope rank;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "nn/checkpoint/full_state.h"
+#include "nn/layers/dropout.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/agree_on_updates.h"
 #include "nn/optim/clip.h"
@@ -11,6 +12,7 @@
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/near.h"
 #include "tests/support/op_trap.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temp_dir.h"
@@ -20,9 +22,28 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 
-/// A small net in training, with clipping.
+/// A block, a head, and dropout before and after the block: calls that a step which is left may have made or not.
+struct DroppingNet : nn::Layer<DroppingNet> {
+  nn::ModuleList<Block>& blocks;
+  nn::Linear& head;
+  nn::Dropout& drop;
+  DroppingNet()
+      : blocks(add<nn::ModuleList<Block>>("blocks")),
+        head(add<nn::Linear>("head", 5, 3)),
+        drop(add<nn::Dropout>("drop", 0.25)) {
+    blocks.append(6, 5);
+  }
+  Tensor forward(Tensor x) {
+    x = drop(x);
+    for (Block* block : blocks.items()) x = drop((*block)(x));
+    return head(x);
+  }
+};
+
+/// It in training, with clipping.
 struct LeftTraining {
-  Net net{std::vector<std::int64_t>{6, 5, 3}};
+  DroppingNet net;
+  bool sets_step = true;  ///< or the masks follow from the calls before
   std::unique_ptr<nn::AdamW> optimizer;
   Group group;
 
@@ -33,6 +54,7 @@ struct LeftTraining {
         std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01, .decay_matrices_only = true});
   }
   void forward_and_backward(std::uint64_t step) {
+    if (sets_step) nn::set_step(static_cast<std::int64_t>(step));
     backward(
         mean_square(net(slice_of(batch_of(12, 6, step, "x"), *group)), slice_of(batch_of(12, 3, step, "y"), *group)));
   }
@@ -109,6 +131,88 @@ TEST(FullyShard, F191_AfterAnExceptionAtAnyOpOfHsdpTheNextStepIsAFreshOne) {
   run_ranks(4, [](const Group& group) {
     expect_recovery_at_every_op(group, DeviceMesh(group, {{"replicate", 2}, {"dp", 2}}));
   });
+}
+
+// Random rows go back to the update before, or to set_step(); a step is made again with the masks that it has had.
+TEST(FullyShard, F191_AStepThatIsMadeAgainDrawsTheSameMasks) {
+  for (const int ranks : {1, 2})
+    run_ranks(ranks, [](const Group& group) {
+      for (const bool sets_step : {true, false})
+        for (const std::int64_t at : {1, 4, 9, 14}) {
+          SCOPED_TRACE(fmt::format("left at op {}{}", at, sets_step ? "" : ", without set_step"));
+          const DeviceMesh mesh(group);
+          LeftTraining left(group, mesh), twin(group, mesh);
+          left.sets_step = twin.sets_step = sets_step;
+          nn::set_step(0);
+          for (std::uint64_t step = 0; step < 4; ++step) {
+            if (step % 2 == 1) {
+              left.settle();
+              try {
+                const OpTrap trap(group->rank() == group->size() - 1 ? at : -1);
+                left.step(step);
+                ADD_FAILURE() << "the step was not left";
+              } catch (const Error&) {}
+              left.optimizer->clear_gradients();
+              nn::reset_after_error(left.net);
+              ASSERT_EQ(left.optimizer->torn(), "");
+            }
+            left.step(step);
+            twin.step(step);
+            EXPECT_EQ(left.values(), twin.values()) << "step " << step;
+          }
+        }
+    });
+}
+
+// The step in backward was to be the last pass's; the next step has another pass first.
+TEST(FullyShard, F191_AStepInBackwardThatWasWantedIsForgotten) {
+  for (const int ranks : {1, 2})
+    run_ranks(ranks, [](const Group& group) {
+      LeftTraining training(group, DeviceMesh(group));
+      training.optimizer->step_in_backward();
+      nn::reset_after_error(training.net);
+      const auto before = training.values();
+      training.forward_and_backward(0);
+      EXPECT_EQ(training.optimizer->torn(), "");
+      EXPECT_EQ(training.values(), before);
+      training.optimizer->clear_gradients();
+    });
+}
+
+// Two modules are one unit and their parent is none: nobody sees that the step is left between them.
+TEST(FullyShard, F191_AStepThatIsLeftBetweenTwoModulesOfAUnit) {
+  for (const int ranks : {1, 2})
+    run_ranks(ranks, [](const Group& group) {
+      const DeviceMesh mesh(group);
+      Net net({6, 5, 5, 3}), twin({6, 5, 5, 3});
+      const auto blocks = [](Net& of) { return std::vector<nn::Module*>{of.blocks.items()[0], of.blocks.items()[1]}; };
+      for (Net* each : {&net, &twin}) {
+        nn::fully_shard(blocks(*each), mesh);
+        each->materialize(nn::Seed{3});
+      }
+      for (std::uint64_t step = 0; step < 3; ++step) {
+        const Tensor x = slice_of(batch_of(12, 6, step, "x"), *group);
+        (void)(*net.blocks.items()[0])(x);
+        nn::reset_after_error(*net.blocks.items()[0]);
+        EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+        {
+          const GradMode off(false);
+          (void)(*net.blocks.items()[1])(zeros({2, 5}));
+          (void)(*net.blocks.items()[0])(x);
+          EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+        }
+        backward(sum(square(net(x))));
+        backward(sum(square(twin(x))));
+        RankContext::current().drain_queues();
+        EXPECT_EQ(held(MemoryCategory::unsharded), 0) << "step " << step;
+        const auto a = net.parameters(), b = twin.parameters();
+        for (std::size_t i = 0; i < a.size(); ++i) {
+          EXPECT_TRUE(same_bits(a[i]->grad().local(), b[i]->grad().local())) << a[i]->name();
+          a[i]->clear_grad();
+          b[i]->clear_grad();
+        }
+      }
+    });
 }
 
 TEST(FullyShard, AnExceptionInsideTheOptimizerTearsTheStateOnAllRanks) {

@@ -155,6 +155,7 @@ void reset_after_error(Module& root) {
   std::set<const ProcessGroup*> reset;
   for (FullyShardHook* each : hooks_below(root)) {
     each->compare_again();
+    each->leave_round();  // of a list of modules that was left between two of them
     for (const auto& unit : each->units) {
       unit->inbox.discard_pending();
       unit->inbox.discard_earlier();

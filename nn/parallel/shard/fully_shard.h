@@ -206,6 +206,7 @@ void set_reduce_scatter_max_input_buffers(Module& root, int count);
 /// groups. Then ranks compare their optimizers of these parameters (agree_on_updates.h): if a step was left between the
 /// first update of the first rank and the last of the last one, steps and saves are refused on all until a checkpoint
 /// is loaded. What grad() holds stays: clear it. Captured steps start over: a call runs eagerly, the next one records.
+/// Random rows of the rank go back to the last set_step() or update, so that the step that is made again is the same.
 /// Collective. Error on a module that is not the root of its tree.
 void reset_after_error(Module& root);
 
