@@ -1,11 +1,23 @@
 #include "nn/optim/adamw.h"
 
+#include "nn/optim/check_options.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
 
+namespace {
+const AdamWOptions& checked(const AdamWOptions& options) {
+  check_not_negative("AdamW: lr", options.lr);
+  check_decay_rate("AdamW: beta1", options.beta1);
+  check_decay_rate("AdamW: beta2", options.beta2);
+  check_not_negative("AdamW: eps", options.eps);
+  check_not_negative("AdamW: weight_decay", options.weight_decay);
+  return options;
+}
+}  // namespace
+
 AdamW::AdamW(std::vector<Parameter*> parameters, const AdamWOptions& options)
-    : Optimizer(std::move(parameters), options.lr), options_(options) {}
+    : Optimizer(std::move(parameters), checked(options).lr), options_(options) {}
 
 void AdamW::update(std::vector<UpdatedPart> parts, const Tensor& lr, const Tensor& step, const Tensor& scale) {
   const auto decays = [&](const UpdatedPart& part) {

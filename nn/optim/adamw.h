@@ -12,7 +12,8 @@ struct AdamWOptions {
   bool decay_matrices_only = false;
 };
 
-/// Adam with decoupled weight decay (Loshchilov & Hutter, 2019), in PyTorch's order of operations.
+/// Adam with decoupled weight decay (Loshchilov & Hutter, 2019), in PyTorch's order of operations. Error naming an
+/// option that is negative, not finite or, of betas, not below 1.
 class AdamW final : public Optimizer {
  public:
   AdamW(std::vector<Parameter*> parameters, const AdamWOptions& options = {});

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "dtensor/spec.h"
+#include "nn/optim/check_options.h"
 #include "nn/optim/offloaded_state.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
@@ -220,6 +221,7 @@ Tensor norm_over(const std::vector<Parameter*>& parameters, double p, ReduceOver
 
 Tensor grad_norm(const std::vector<Parameter*>& parameters, double p) {
   const PurposeScope purpose("grad_norm");
+  check_each_once(parameters, "grad_norm(), which would count it twice");
   return norm_over(parameters, p, ReduceOver::sharding_axes);
 }
 
@@ -238,7 +240,7 @@ Tensor clip_grad_norm(Optimizer& optimizer, double max_norm, double p) {
   const PurposeScope purpose("clip_grad_norm");
   GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
-  Tensor norm = grad_norm(optimizer.parameters(), p);
+  Tensor norm = norm_over(optimizer.parameters(), p, ReduceOver::sharding_axes);
   optimizer.set_gradient_scale(clip_factor(norm, max_norm));
   return norm;
 }

@@ -9,7 +9,7 @@ namespace sherd::nn {
 /// 0-d f32: the p-norm of all gradients seen as one vector, the same on every rank. Gradients may be distributed over
 /// different slices of a mesh, replicated or plain; each element counts once. Fused passes over the local extents, then
 /// for each root mesh one all-reduce of one number, over the axes that shard. p = 1, 2, 3, infinity, ... Error: Partial
-/// gradients.
+/// gradients; a parameter twice in the list.
 Tensor grad_norm(const std::vector<Parameter*>& parameters, double p = 2);
 
 /// The same number, reduced over all ranks of the meshes instead of the axes that shard: where a gradient is not finite

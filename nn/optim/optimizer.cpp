@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "nn/optim/check_options.h"
+#include "nn/optim/dense_copies.h"
 #include "nn/optim/step_in_pieces.h"
 #include "nn/random_rows.h"
 #include "runtime/autograd/autograd.h"
@@ -31,6 +33,7 @@ Optimizer::Optimizer(std::vector<Parameter*> parameters, double lr)
       step_("optimizer.step"),
       scale_("optimizer.scale") {
   check(!parameters_.empty(), "an optimizer needs at least one parameter");
+  check_each_once(parameters_, "an optimizer, which would move it twice a step");
   lr_.set(Tensor::scalar(lr));
   step_.set(Tensor::scalar(0));
   scale_.set(Tensor::scalar(1));
@@ -51,7 +54,10 @@ void Optimizer::move_scalars(Device device) {
     if (slot->value().device() != device) slot->set(to(slot->value(), device));
 }
 
-void Optimizer::set_lr(double lr) { lr_.assign(Tensor::scalar(lr)); }
+void Optimizer::set_lr(double lr) {
+  check_not_negative("set_lr: the learning rate", lr);
+  lr_.assign(Tensor::scalar(lr));
+}
 
 void Optimizer::set_gradient_scale(const Tensor& scale) {
   forget_step_that_was_left();
@@ -84,13 +90,18 @@ void Optimizer::ensure_state(std::size_t i) {
   state_[i] = std::move(slots);
 }
 
-void Optimizer::check_dtype(std::size_t i) const {
+void Optimizer::check_value(std::size_t i) const {
   const Parameter& p = *parameters_[i];
   if (!updates(p.sharded_value().dtype()))
     fail(
         "parameter \"{}\" is {}, which the optimizer does not update: its sums would be lost in rounding. Keep f32 and "
         "compute in 16 bits by MixedPrecision{{.param_dtype = ..}} of fully_shard, or cast_to() f32",
         p.name(), p.sharded_value());
+  if (const Tensor local = p.sharded_value().local(); shares_bytes(local))
+    fail(
+        "parameter \"{}\" is {} with strides {}: elements of it share bytes, so that there is no room for an update of "
+        "each; set() a contiguous() copy",
+        p.name(), local, local.strides());
 }
 
 // State is made once, in the layout and the type that the parameter then had.
@@ -180,7 +191,7 @@ std::vector<std::size_t> Optimizer::ready_parameters() {
                ? "call step() after backward, or redistribute() the gradient"
                : "it is plain and was used among distributed tensors; parallelize() its module too, or use it by "
                  "from_local(), as replicated");
-    check_dtype(i);
+    check_value(i);
     ensure_state(i);
     check_state_fits(i);
     active.push_back(i);
@@ -240,14 +251,16 @@ void Optimizer::apply(const std::vector<std::size_t>& active) {
 }
 
 void Optimizer::update_all(const Cohort& cohort) {
+  DenseCopies copies;
   std::vector<UpdatedPart> parts;
   parts.reserve(cohort.active.size());
   for (const std::size_t i : cohort.active) {
-    UpdatedPart& part = parts.emplace_back(
-        UpdatedPart{.parameter = i, .value = parameters_[i]->sharded_value(), .gradient = parameters_[i]->grad()});
+    UpdatedPart& part = parts.emplace_back(UpdatedPart{
+        .parameter = i, .value = copies.of(parameters_[i]->sharded_value()), .gradient = parameters_[i]->grad()});
     for (const auto& slot : state_[i]) part.state.push_back(slot->value());
   }
   update(std::move(parts), lr_.value(), cohort.count, scale_.value());
+  copies.store();
 }
 
 // ---- steps that are left ----

@@ -49,7 +49,8 @@ class Optimizer {
   /// fully_shard has gathered it updates the shard and drops what is gathered; during a backward pass, from a gradient
   /// hook, that stays what the forward has read until the pass is over.
   ///
-  /// Errors of gradients, of a dtype that it does not update, and of state whose dtype or layout is not its parameter's
+  /// Values need not be dense: one with strides is updated in a copy. Errors of gradients, of a dtype that it does not
+  /// update, of a value whose elements share bytes, and of state whose dtype or layout is not its parameter's
   /// any more, are thrown before anything changes. An exception after that marks parameters, state and counts as torn,
   /// and ends the step for all ranks that fully_shard's groups reach; then step() is refused, and so are saves, until a
   /// checkpoint is loaded.
@@ -78,7 +79,8 @@ class Optimizer {
   /// Null: the state is in memory.
   const OffloadedState* offloaded() const { return offloaded_.get(); }
 
-  /// Outside of a captured step; the captured step reads the slot. Does not block.
+  /// Outside of a captured step; the captured step reads the slot. Does not block. Error unless it is a finite f32 of
+  /// at least 0, as of the constructors' options.
   void set_lr(double lr);
   /// Gradients are multiplied by this 0-d tensor in the next step(): clipping without a pass of its own. Copied, as
   /// f32, into a slot, so a captured step follows it. If it is not finite, step() leaves parameters, their state and
@@ -108,6 +110,7 @@ class Optimizer {
   std::vector<OptimizerState> counts();
 
  protected:
+  /// Error if a parameter is null or twice in the list, which would move it twice a step.
   Optimizer(std::vector<Parameter*> parameters, double lr);
   /// Slots of state for one parameter, zero, in its layout.
   virtual std::vector<std::string> state_kinds() const = 0;
@@ -158,7 +161,7 @@ class Optimizer {
   void for_each_slot(const std::function<void(Slot&)>& visit) const;
   void forget() noexcept;
   void ensure_state(std::size_t parameter);
-  void check_dtype(std::size_t parameter) const;
+  void check_value(std::size_t parameter) const;
   void check_state_fits(std::size_t parameter) const;
   void ensure_counts();
   std::vector<Cohort> cohorts_of(const std::vector<std::size_t>& active) const;

@@ -1,11 +1,21 @@
 #include "nn/optim/sgd.h"
 
+#include "nn/optim/check_options.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
 
+namespace {
+const SgdOptions& checked_sgd(const SgdOptions& options) {
+  check_not_negative("Sgd: lr", options.lr);
+  check_not_negative("Sgd: momentum", options.momentum);
+  check_not_negative("Sgd: weight_decay", options.weight_decay);
+  return options;
+}
+}  // namespace
+
 Sgd::Sgd(std::vector<Parameter*> parameters, const SgdOptions& options)
-    : Optimizer(std::move(parameters), options.lr), options_(options) {
+    : Optimizer(std::move(parameters), checked_sgd(options).lr), options_(options) {
   check(!options.nesterov || options.momentum > 0, "nesterov needs a momentum above 0");
 }
 

@@ -10,7 +10,8 @@ struct SgdOptions {
   bool nesterov = false;
 };
 
-/// Stochastic gradient descent with momentum, PyTorch's definition.
+/// Stochastic gradient descent with momentum, PyTorch's definition. Error naming an option that is negative or not
+/// finite.
 class Sgd final : public Optimizer {
  public:
   Sgd(std::vector<Parameter*> parameters, const SgdOptions& options = {});

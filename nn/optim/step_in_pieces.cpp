@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "nn/optim/dense_copies.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
@@ -130,15 +131,17 @@ void Optimizer::update_oldest_piece() {
   const std::vector<Tensor> here = parts_here(now.here, now.homes),
                             gradients = parts_here(now.gradients_here, now.gradient_homes);
   auto next = here.begin(), next_gradient = gradients.begin();
+  DenseCopies copies;
   std::vector<UpdatedPart> parts;
   for (const StateRun& run : now.piece) {
     const Parameter& p = *parameters_[run.parameter];
     UpdatedPart& part = parts.emplace_back(UpdatedPart{.parameter = run.parameter, .value = {}, .gradient = {}});
-    part.value = part_of(p.sharded_value(), run, next);
+    part.value = part_of(copies.of(p.sharded_value()), run, next);
     for (const auto& slot : state_[run.parameter]) part.state.push_back(part_of(slot->value(), run, next));
     part.gradient = home_of(p.grad()) ? *next_gradient++ : elements_of(contiguous(p.grad().local().detach()), run);
   }
   update(std::move(parts), lr_.value(), now.count, scale_.value());
+  copies.store();
   if (now.here.defined())
     evict(now.homes, now.here, {.device = update_device(*parameters_[now.piece.front().parameter])});
   if (!has_begun() || !in_backward_->options.clears_gradients) return;
@@ -229,7 +232,7 @@ void Optimizer::gradient_is_complete(std::size_t i) {
   if (p.sharded_value().layout() != p.grad().layout()) return;  // step() says what is wrong
   const GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
-  check_dtype(i);
+  check_value(i);
   ensure_state(i);
   check_state_fits(i);
   or_tear([&] {

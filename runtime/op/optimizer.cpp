@@ -1,6 +1,7 @@
 // Optimizer rows. One call updates all parameters of a group in place: lists instead of one launch per tensor. The
 // learning rate, the step and the gradient scale are tensors, so that a captured step reads their present values. A
 // scale that is not finite leaves everything as it was: one bad gradient costs a step, not the parameters.
+#include <cmath>
 #include <vector>
 
 #include "runtime/op/infer.h"
@@ -37,6 +38,10 @@ void check_lists(const InferCall& call, std::size_t n, std::span<const std::stri
   }
 }
 
+void check_not_negative(std::string_view what, double value) {
+  check(value >= 0 && std::isfinite(value), "{} must be a finite number of at least 0, got {}", what, value);
+}
+
 void check_count(const InferCall& call, int count, std::size_t lists, std::size_t scalars) {
   const std::size_t expected = lists * static_cast<std::size_t>(count) + scalars;
   check(count >= 0 && call.in.size() == expected, "{} tensors for {} parameters; {} takes {} lists and {} scalars",
@@ -49,6 +54,8 @@ Metas infer_adamw(const InferCall& call) {
   check_count(call, a.count, 4, 3);
   check(a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1, "betas must lie in [0, 1), got {} and {}", a.beta1,
         a.beta2);
+  check_not_negative("eps", a.eps);
+  check_not_negative("weight decay", a.weight_decay);
   constexpr std::string_view states[] = {"first moment", "second moment"};
   check_lists(call, n, states);
   check_scalar(required(call, 4 * n), "lr");
@@ -65,6 +72,8 @@ Metas infer_sgd(const InferCall& call) {
   constexpr std::string_view states[] = {"momentum"};
   const std::size_t num_states = a.momentum != 0 ? 1 : 0;
   check_count(call, a.count, 2 + num_states, 2);
+  check_not_negative("momentum", a.momentum);
+  check_not_negative("weight decay", a.weight_decay);
   check(!a.nesterov || a.momentum > 0, "Nesterov's step needs momentum > 0, got {}", a.momentum);
   check_lists(call, n, std::span(states, num_states));
   check_scalar(required(call, (2 + num_states) * n), "lr");

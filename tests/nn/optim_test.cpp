@@ -10,12 +10,14 @@
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
 #include "nn/optim/sgd.h"
+#include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/op_trap.h"
 #include "tests/support/ranks.h"
+#include "tests/support/temp_dir.h"
 
 namespace sherd::nn {
 namespace {
@@ -274,6 +276,124 @@ TEST(Optimizer, RefusalsNameWhatIsWrong) {
     AdamW mixed({&q});
     expect_error([&] { mixed.step(); }, {"\"q\"", "f32[4]{0: dp}", "f32[4]", "after backward"});
   });
+}
+
+TEST(Optimizer, AParameterTwiceIsRefusedByName) {
+  auto a = parameter("a", {1}, {1}), b = parameter("blocks.0.b", {1}, {1});
+  const std::vector<Parameter*> twice{b.get(), a.get(), b.get()}, null{a.get(), nullptr};
+  expect_error([&] { AdamW{twice}; }, {"\"blocks.0.b\"", "twice", "move it twice a step", "once"});
+  expect_error([&] { Sgd{twice}; }, {"\"blocks.0.b\"", "twice"});
+  expect_error([&] { AdamW{null}; }, {"null pointer"});
+  give_grad(*b, {3});
+  expect_error([&] { (void)grad_norm(twice); }, {"\"blocks.0.b\"", "twice"});
+  EXPECT_EQ(grad_norm({a.get(), b.get()}).item<double>(), 3);
+}
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInfinity = std::numeric_limits<double>::infinity();
+
+TEST(Optimizer, NumbersThatNoStepCanMeanAreRefused) {
+  auto p = parameter("w", {1}, {1});
+  struct Case {
+    double AdamWOptions::* field;
+    const char* name;
+    std::vector<double> refused, taken;
+  };
+  const std::vector<double> negative{-1, -1e-30, kNan, kInfinity, 1e300};
+  for (const Case& c : {Case{&AdamWOptions::lr, "lr", negative, {0, 1e-30, 2}},
+                        {&AdamWOptions::eps, "eps", negative, {0, 1e-8, 1}},
+                        {&AdamWOptions::weight_decay, "weight_decay", negative, {0, 0.1, 3}},
+                        {&AdamWOptions::beta1, "beta1", {-0.1, 1, 1.5, kNan, kInfinity}, {0, 0.999999}},
+                        {&AdamWOptions::beta2, "beta2", {-0.1, 1, 1.5, kNan, kInfinity}, {0, 0.999999}}}) {
+    const auto make = [&](double value) {
+      AdamWOptions options;
+      options.*c.field = value;
+      AdamW optimizer({p.get()}, options);
+    };
+    for (const double value : c.refused)
+      expect_error([&] { make(value); }, {"AdamW", c.name, fmt::format("got {}", value)});
+    for (const double value : c.taken) make(value);
+  }
+  for (const auto& [field, name] : {std::pair(&SgdOptions::lr, "lr"),
+                                    {&SgdOptions::momentum, "momentum"},
+                                    {&SgdOptions::weight_decay, "weight_decay"}})
+    for (const double value : negative)
+      expect_error(
+          [&, &field = field] {
+            SgdOptions options;
+            options.*field = value;
+            Sgd optimizer({p.get()}, options);
+          },
+          {"Sgd", name, fmt::format("got {}", value)});
+  AdamW optimizer({p.get()});
+  for (const double value : negative)
+    expect_error([&] { optimizer.set_lr(value); }, {"set_lr", fmt::format("got {}", value)});
+  give_grad(*p, {1});
+  optimizer.set_lr(0);
+  optimizer.step();
+  EXPECT_EQ(p->value().detach().to_vector<float>(), std::vector<float>{1});
+}
+
+// The rows are functions of their own.
+TEST(Optimizer, RowsRefuseTheSameNumbers) {
+  const Tensor p = ones({2}), m = zeros({2}), v = zeros({2}), g = ones({2}), one = Tensor::scalar(1);
+  const auto adamw = [&](const AdamWAttrs& attrs) {
+    adamw_step({&p, 1}, {&m, 1}, {&v, 1}, {&g, 1}, one, one, one, attrs);
+  };
+  expect_error([&] { adamw({.eps = -1}); }, {"eps", "got -1"});
+  expect_error([&] { adamw({.weight_decay = kNan}); }, {"weight decay", "got nan"});
+  expect_error([&] { adamw({.beta1 = kNan}); }, {"betas", "nan"});
+  const auto sgd = [&](const SgdAttrs& attrs) { sgd_step({&p, 1}, {&m, 1}, {&g, 1}, one, one, attrs); };
+  expect_error([&] { sgd({.momentum = -1}); }, {"momentum", "got -1"});
+  expect_error([&] { sgd({.momentum = 0.5, .weight_decay = -1}); }, {"weight decay", "got -1"});
+}
+
+/// The values in memory of another order: turned, or every second element of something larger.
+Tensor strided(const Tensor& dense, bool turned) {
+  if (turned) return transpose(contiguous(transpose(dense, 0, 1)), 0, 1);
+  const Tensor wide = contiguous(cat({dense, dense}, 1));
+  const Tensor pairs = reshape(wide, {dense.size(0), 2, dense.size(1)});
+  return squeeze(narrow(pairs, 1, 1, 1), 1);
+}
+
+// Oracle: the same steps on dense values.
+TEST(Optimizer, AValueThatIsNotDenseIsUpdated) {
+  for (const bool turned : {true, false})
+    for (const bool is_adamw : {true, false})
+      for (const bool in_pieces : {false, true})
+        for (const bool in_backward : {false, true}) {
+          const testing::TempDir dir;
+          const auto run = [&](bool is_strided) {
+            auto p = parameter("w", {1, -2, 3, 0.5, 2, -1}, {2, 3}), q = parameter("q", {1, 2}, {2});
+            const Tensor base = p->value().detach();
+            if (is_strided) p->set(strided(base, turned));
+            EXPECT_EQ(p->value().is_contiguous(), !is_strided);
+            EXPECT_TRUE(same_bits(p->value().detach(), base));
+            std::unique_ptr<Optimizer> optimizer;
+            if (is_adamw) optimizer = std::make_unique<AdamW>(std::vector{p.get(), q.get()}, AdamWOptions{.lr = 0.1});
+            else
+              optimizer = std::make_unique<Sgd>(std::vector{p.get(), q.get()}, SgdOptions{.lr = 0.1, .momentum = 0.5});
+            if (in_pieces) optimizer->offload({.folder = dir.path()});
+            for (int step = 0; step < 3; ++step) {
+              if (in_backward) optimizer->step_in_backward();
+              backward(sum(square(p->value())) + sum(p->value() * ones({3}) * 0.5) + sum(square(q->value())));
+              optimizer->step_and_clear();
+            }
+            EXPECT_EQ(optimizer->torn(), "");
+            EXPECT_EQ(p->value().is_contiguous(), !is_strided);
+            return p->value().detach().to_vector<float>();
+          };
+          EXPECT_EQ(run(true), run(false)) << turned << is_adamw << in_pieces << in_backward;
+        }
+}
+
+TEST(Optimizer, AValueWhoseElementsShareBytesIsRefused) {
+  auto p = parameter("w", {1, 2}, {2});
+  const Tensor row = p->value().detach();
+  p->set(expand(row, {3, 2}));
+  p->set_grad(ones({3, 2}));
+  AdamW optimizer({p.get()});
+  expect_error([&] { optimizer.step(); }, {"\"w\"", "f32[3,2]", "share", "contiguous()"});
+  EXPECT_EQ(optimizer.torn(), "");
 }
 
 // As cast_to() and fully_shard leave them where they come after the state. Nothing has changed: nothing is torn.

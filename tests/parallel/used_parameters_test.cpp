@@ -317,6 +317,9 @@ TEST(FullyShard, F202_ADivideFactorThatIsNoNumberIsRefused) {
     shard(net, DeviceMesh(group));
     for (const double factor : {std::numeric_limits<double>::infinity(), std::nan(""), 0.0, -1.0})
       expect_error([&] { nn::set_gradient_divide_factor(net, factor); }, {"divide factor", "above 0"});
+    for (const double factor : {1e-300, 1e300, 1e-42})
+      expect_error([&] { nn::set_gradient_divide_factor(net, factor); },
+                   {"divide factor", fmt::format("{}", factor), "f32", "1e-37"});
   });
 }
 

@@ -144,7 +144,7 @@ UnshardHandle unshard_async(Module& module);
 /// parameters are lost.
 void reshard(Module& module);
 /// Divides summed gradients of this module's unit by `factor` instead of the number of ranks, replicas included.
-/// Error unless it is finite and above 0.
+/// Error unless it is above 0 and f32 holds it and its reciprocal, by which sums are multiplied.
 void set_gradient_divide_factor(Module& module, double factor);
 /// HSDP: off, backward passes reduce over the shard axis only and accumulate apart from grad(); the next pass with it
 /// on all-reduces the accumulated sum over replicas. For all but the last micro-batch of a step: clearing a gradient

@@ -76,6 +76,9 @@ void UnitHandle::reshard() const {
 
 void UnitHandle::set_gradient_divide_factor(double factor) const {
   check(factor > 0 && std::isfinite(factor), "the gradient divide factor must be a number above 0, got {}", factor);
+  check(std::isnormal(static_cast<float>(factor)) && std::isnormal(static_cast<float>(1 / factor)),
+        "the gradient divide factor is {}, and f32 sums are multiplied by its reciprocal: give one from 1e-37 to 1e37",
+        factor);
   for (const auto& unit : hook().units) unit->inbox.set_divide_factor(factor);
 }
 
