@@ -16,6 +16,7 @@
 
 #include "compile/compile.h"
 #include "nn/checkpoint/full_state.h"
+#include "nn/layers/dropout.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
 #include "nn/optim/loss_scaler.h"
@@ -71,15 +72,20 @@ struct Choosing : nn::Layer<Choosing> {
   Tensor forward(const Tensor& x) { return silu(uses_a ? a(x) : b(x)); }
 };
 
+/// With dropout behind each block, whose masks go by how often it was called in the step.
 struct ChoosingNet : nn::Layer<ChoosingNet> {
   nn::ModuleList<Choosing>& blocks;
   nn::Linear& head;
+  nn::Dropout& drop;
   bool skips_last = false;
-  ChoosingNet() : blocks(add<nn::ModuleList<Choosing>>("blocks")), head(add<nn::Linear>("head", 5, kOut)) {
+  ChoosingNet()
+      : blocks(add<nn::ModuleList<Choosing>>("blocks")),
+        head(add<nn::Linear>("head", 5, kOut)),
+        drop(add<nn::Dropout>("drop", 0.2)) {
     for (const auto& [in, out] : {std::pair{kIn, 7L}, {7L, 5L}, {5L, 5L}}) blocks.append(in, out);
   }
   Tensor forward(Tensor x) {
-    for (int b = 0; b < kBlocks - (skips_last ? 1 : 0); ++b) x = block(b)(x);
+    for (int b = 0; b < kBlocks - (skips_last ? 1 : 0); ++b) x = drop(block(b)(x));
     return head(x);
   }
   void choose(const PassPlan& pass, int rank) {
@@ -252,6 +258,7 @@ class Phase {
     nn::finalize_backward(net);
   }
   void train(Training& training, std::span<const Tensor> in) const {
+    nn::set_step(static_cast<std::int64_t>(step_));
     make_passes(training, in, now_.work.passes.size());
     training.update(now_.work.clips);
   }
@@ -268,6 +275,7 @@ class Phase {
   CompiledStep::Mode train_captured(std::int64_t row) {
     std::vector<Tensor> in = inputs(group_->rank());
     in.push_back(Tensor::from<std::int64_t>({row}, {1}));
+    nn::set_step(static_cast<std::int64_t>(step_));
     captured_(in);
     return captured_.mode();
   }
@@ -344,9 +352,12 @@ class Phase {
   void train_whole() {
     for (int rank = 0; rank < kRanks; ++rank) {
       const std::vector<Tensor> in = inputs(rank);
+      nn::set_step(static_cast<std::int64_t>(step_));
+      nn::set_batch_part(nn::BatchPart{rank, 1, kRanks});
       for (std::size_t i = 0; i < now_.work.passes.size(); ++i)
         backward(loss(whole_.net, i, rank, in) * (1.0 / kRanks));
     }
+    nn::set_batch_part(std::nullopt);
     if (now_.work.reduces_unused)
       for (nn::Parameter* p : whole_.net.parameters())
         if (p->requires_grad() && !p->grad().defined()) p->set_grad(zeros(p->shape()));
