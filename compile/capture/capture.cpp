@@ -322,7 +322,7 @@ void Recorder::check_writable(const Op& op, ValueId id) const {
         op.name, name(value.home.dtype), value.home.shape);
 }
 
-// By the row's column, and not by a look at the storages. Those of no bytes are always there.
+// By the row's column, and not by a look at the storages.
 void Recorder::note_residency(GraphNode& node) {
   const ResidencyChange& change = node.op->residency;
   if ((change.restores | change.releases) == 0) return;
@@ -331,7 +331,7 @@ void Recorder::note_residency(GraphNode& node) {
     if (!restores && !change.releases_input(i)) continue;
     const ValueId value = node.in[i].value;
     const auto present = is_present_.find(value);
-    if (present == is_present_.end() || program_.value(value).bytes == 0) continue;
+    if (present == is_present_.end()) continue;
     if (std::exchange(present->second, restores) != restores)
       (restores ? node.restores : node.releases).push_back(value);
   }

@@ -232,8 +232,7 @@ class Verifier {
            "value {} has no data to release or restore", v);
   }
 
-  // A node says what its row's column brings of what was gone, and frees of what was there. Storages of no bytes are
-  // always there.
+  // A node says what its row's column brings of what was gone, and frees of what was there.
   void check_residency(const GraphNode& node) {
     if (!node.op->traits.effect && node.restores.empty() && node.releases.empty()) return;
     std::vector<Access> accesses;
@@ -242,7 +241,7 @@ class Verifier {
                                    std::string_view what, std::string_view was) {
       std::size_t changed = 0;
       for (const Access& access : accesses) {
-        if (access.kind != kind || program_.value(access.value).bytes == 0 || state(access.value) != from) continue;
+        if (access.kind != kind || state(access.value) != from) continue;
         ++changed;
         demand(std::ranges::find(listed, access.value) != listed.end(),
                "input {} is {} before the node, which does not say that it {} it", access.operand, was, what);

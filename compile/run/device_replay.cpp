@@ -134,8 +134,7 @@ DeviceReplay::DeviceReplay(const Graph& graph, Interpreter& interpreter)
       device_(device_of(graph.program)) {}
 
 bool DeviceReplay::fits_units() const {
-  return std::ranges::none_of(live_.units,
-                              [](const Ref<Storage>& unit) { return unit->bytes() > 0 && unit->is_present(); });
+  return std::ranges::none_of(live_.units, [](const Ref<Storage>& unit) { return unit->is_present(); });
 }
 
 void DeviceReplay::hold_arguments(std::span<const Tensor> arguments) {

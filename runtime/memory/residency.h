@@ -9,7 +9,7 @@ namespace sherd {
 enum class Residency : std::uint8_t {
   ghost,     ///< on an account only, or not even there: nobody reads or writes them on this rank
   present,   ///< in memory, and nobody waits to touch them
-  released,  ///< given back, or kept aside; handles stay, restore_data() brings memory again
+  released,  ///< given back, or kept aside; handles stay, restore_data() brings memory again, also if it is none
   lent,      ///< in memory, and a queue uses them
 };
 

@@ -28,7 +28,8 @@ Ref<Storage> Storage::released(std::int64_t bytes, MemoryCategory category, Devi
   storage->category_ = category;
   storage->device_ = device;
   storage->allocator_ = &allocator;
-  if (rank.watcher) storage->guard_ = kWatched;
+  storage->guard_ = kReleased;
+  if (rank.watcher) storage->guard_ |= kWatched;
   if (rank.is_ghost()) [[unlikely]]
     storage->guard_ |= kGhost;
   return storage;
@@ -37,6 +38,7 @@ Ref<Storage> Storage::released(std::int64_t bytes, MemoryCategory category, Devi
 Ref<Storage> Storage::allocate(std::int64_t bytes, MemoryCategory category, Device device) {
   Ref<Storage> storage = released(bytes, category, device);
   if (bytes > 0) storage->data_ = take_memory(*storage->allocator_, *storage);
+  storage->guard_ &= static_cast<std::uint8_t>(~kReleased);
   return storage;
 }
 
@@ -62,8 +64,10 @@ void Storage::retag(MemoryCategory category) {
 }
 
 void Storage::release_data() {
-  if (guard_ & ~kGhost) settle();
-  if (!allocator_ || !data_) return;
+  if (guard_ & ~(kGhost | kReleased)) settle();
+  if (!allocator_ || !is_present()) return;
+  guard_ |= kReleased;
+  if (!data_) return;
   if (keeps_memory_) kept_ = data_;
   else allocator_->release(data_, bytes_, category_);
   data_ = nullptr;
@@ -102,6 +106,14 @@ void Storage::forget_loans() const {
 
 void Storage::check_bytes() const {
   if (residency() == Residency::ghost && bytes_ > 0) fail("{} has no bytes: this rank is a ghost", describe(*this));
+  check_present();
+}
+
+// Only what has an owner comes and goes, and only units are owners.
+void Storage::refuse_released() const {
+  fail(
+      "{} is {}: was a gathered parameter kept past its reshard? Gather it by unshard(), or read the sharded parameter",
+      describe(*this), name(residency()));
 }
 
 void Storage::prepare_read() const {
@@ -116,6 +128,7 @@ void Storage::prepare_write() const {
 
 // An access by the rank's thread. A missing edge is reported before the wait that would hide it.
 void Storage::await_write() const {
+  check_present();
   RankMemory* const rank = RankMemory::current_or_null();
   if (!rank) return last_write_.wait();
   AccessWatcher* const watcher = (guard_ & kWatched) ? rank->watcher : nullptr;
@@ -130,6 +143,7 @@ void Storage::await_write() const {
 }
 
 void Storage::await_all() const {
+  check_present();
   RankMemory* const rank = RankMemory::current_or_null();
   if (!rank) {
     last_write_.wait();
@@ -163,14 +177,15 @@ void Storage::settle() noexcept {
 }
 
 void Storage::restore_data() {
-  if (data_ || bytes_ == 0) return;
+  if (is_present()) return;
   if (kept_) {
     data_ = std::exchange(kept_, nullptr);
-    return;
+  } else if (bytes_ > 0) {
+    // While a graph is recorded, memory of the device comes from the graph.
+    if (device_.kind != Device::Kind::cpu) allocator_ = &RankMemory::current().allocator(device_);
+    data_ = take_memory(*allocator_, *this);
   }
-  // While a graph is recorded, memory of the device comes from the graph.
-  if (device_.kind != Device::Kind::cpu) allocator_ = &RankMemory::current().allocator(device_);
-  data_ = take_memory(*allocator_, *this);
+  guard_ &= static_cast<std::uint8_t>(~kReleased);
 }
 
 std::string describe(const Storage& storage) {

@@ -42,7 +42,7 @@ class Storage final : public RefCounted {
  public:
   /// `bytes` may be 0. Memory comes from the current rank's allocator and is not initialised.
   static Ref<Storage> allocate(std::int64_t bytes, MemoryCategory category, Device device = Device::cpu());
-  /// A storage without data yet; restore() allocates it.
+  /// A storage without data yet, also if it has no bytes; restore_data() allocates it.
   static Ref<Storage> released(std::int64_t bytes, MemoryCategory category, Device device = Device::cpu());
   /// Borrowed memory (a file mapping, a shared segment); `release` runs when the last handle goes.
   static Ref<Storage> borrow(void* data, std::int64_t bytes, std::function<void()> release);
@@ -51,9 +51,9 @@ class Storage final : public RefCounted {
   /// The address, to read: blocks while a queue writes the bytes, and throws what failed there; queues that read them
   /// delay nobody. Bytes of a device are touched by its compute, which waits there: the host goes on. On the rank's
   /// thread. (On a kernel's other threads no wait is left: the dispatcher asks first.) Error if the bytes are a
-  /// ghost's, here and in write().
+  /// ghost's, or are released: here, in write(), and, of released ones, in the two waits.
   std::byte* read() const {
-    if (guard_ & (kBeingWritten | kWatched | kGhost)) [[unlikely]]
+    if (guard_ & (kBeingWritten | kWatched | kGhost | kReleased)) [[unlikely]]
       prepare_read();
     return data_;
   }
@@ -65,7 +65,7 @@ class Storage final : public RefCounted {
   }
   /// The waits of read() and write() alone, for who hands the bytes to somebody else.
   void wait_to_read() const {
-    if (guard_ & (kBeingWritten | kWatched)) [[unlikely]]
+    if (guard_ & (kBeingWritten | kWatched | kReleased)) [[unlikely]]
       await_write();
   }
   void wait_to_write() const {
@@ -86,8 +86,15 @@ class Storage final : public RefCounted {
   bool is_ghost() const { return guard_ & kGhost; }
   /// Memory of someone else (perhaps read-only): never reused for a result.
   bool is_borrowed() const { return allocator_ == nullptr; }
-  bool is_present() const { return data_ != nullptr || bytes_ == 0; }
-  /// All of it in one value. A ghost's is ghost whatever it is beside; a storage of no bytes is never released.
+  /// A state and no guess from the address: a unit of which this rank holds no bytes is gathered and released as it is
+  /// on ranks that hold some, or ranks would take part in different gathers.
+  bool is_present() const { return !(guard_ & kReleased); }
+  /// Error naming the storage unless it is present.
+  void check_present() const {
+    if (guard_ & kReleased) [[unlikely]]
+      refuse_released();
+  }
+  /// All of it in one value. A ghost's is ghost whatever it is beside.
   Residency residency() const {
     if (is_ghost()) return Residency::ghost;
     if (is_lent()) return Residency::lent;
@@ -136,10 +143,11 @@ class Storage final : public RefCounted {
   enum Guard : std::uint8_t {
     kBeingWritten = 1,
     kBeingRead = 2,
-    kWatched = 4,  // a hazard check records every access
-    kGhost = 8,    // there is nothing to read or to write
+    kWatched = 4,    // a hazard check records every access
+    kGhost = 8,      // there is nothing to read or to write
+    kReleased = 16,  // the data was given back, or is yet to come
   };
-  static constexpr int kStays = kWatched | kGhost;  // when loans end
+  static constexpr int kStays = kWatched | kGhost | kReleased;  // when loans end
   Storage(std::int64_t bytes, std::uint64_t id) : bytes_(bytes), id_(id) {}
   ~Storage();
   void give_back_kept();
@@ -148,6 +156,7 @@ class Storage final : public RefCounted {
   void check_bytes() const;
   void await_write() const;
   void await_all() const;
+  [[noreturn]] void refuse_released() const;
   void forget_loans() const;
 
   std::byte* data_ = nullptr;

@@ -125,6 +125,20 @@ Ref<Storage> allocate_scratch(const OpCall& call, Scratch scratch_bytes, Device 
 void run_kernel(const OpCall& call, const RowKernels& kernels, std::span<const Tensor> out, Device device,
                 bool accumulate) {
   RankContext& context = RankContext::current();
+// Of rows that take addresses without a wait, or wait for what they read by themselves. What a call restores or
+// releases is a place to it.
+void check_present(const OpCall& call) {
+  if (call.op.traits.waits) return;
+  const ResidencyChange& change = call.op.residency;
+  for (std::size_t i = 0; i < call.in.size(); ++i) {
+    const Tensor& t = call.in[i];
+    if (t.defined() && t.storage() && !change.restores_input(i) && !change.releases_input(i))
+      t.storage()->check_present();
+  }
+  for (const Tensor& t : call.into)
+    if (t.storage()) t.storage()->check_present();
+}
+
   const auto backend = static_cast<std::size_t>(device.kind);
   Ref<Storage> scratch;
   if (const Scratch scratch_bytes = kernels.scratch[backend]; scratch_bytes && !call.scratch)
@@ -237,6 +251,7 @@ Tensors run_observed(const OpCall& call) {
   Tensors out = run_on_device(call, device_of(call));
   span.queued();
   return out;
+  if (call.op.traits.collective || call.op.traits.effect) check_present(call);
 }
 
 // ---- the layers, for who has looked at the flags of the inputs and at the rank's modes already ----

@@ -189,7 +189,7 @@ void check_readable(const Tensor& t, std::string_view what) {
   const Residency residency = bytes ? bytes->residency() : Residency::present;
   if (residency == Residency::ghost) fail("{}: {} has no bytes: this rank is a ghost", what, t);
   check_may_read(t, what);
-  if (residency == Residency::released && t.numel() > 0)
+  if (residency == Residency::released)
     fail("{}: {} has no bytes now: {} is {}; gather it by unshard(), or read the sharded parameter", what, t,
          describe(*bytes), name(residency));
 }

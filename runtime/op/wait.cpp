@@ -12,7 +12,7 @@ namespace {
 void run_wait(const KernelCall& call) {
   const bool to_write = call.attrs.as<WaitAttrs>().to_write;
   for (const Tensor& t : call.in) {
-    if (!t.defined() || !t.storage()) continue;
+    if (!t.defined() || !t.storage() || !t.storage()->is_present()) continue;
     if (to_write) t.storage()->wait_to_write();
     else t.storage()->wait_to_read();
   }

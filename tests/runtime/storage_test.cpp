@@ -95,16 +95,50 @@ TEST(Storage, ResidencySaysWhereTheBytesAre) {
   s->set_keeps_memory(true);
   s->release_data();
   EXPECT_EQ(s->residency(), Residency::released) << "what is kept is not to be read";
-  EXPECT_EQ(Storage::released(0, unsharded)->residency(), Residency::present);
   const RankScope ghost("", {.ghost = true});
   EXPECT_EQ(Storage::released(4, unsharded)->residency(), Residency::ghost);
   EXPECT_EQ(Storage::allocate(4, unsharded)->residency(), Residency::ghost);
 }
 
-TEST(Storage, EmptyIsAlwaysPresent) {
-  const Ref<Storage> s = Storage::allocate(0, activations);
-  EXPECT_TRUE(s->is_present());
-  EXPECT_EQ(s->read(), nullptr);
+// A state, which no address and no number of bytes tells.
+TEST(Storage, OneOfNoBytesIsPresentOrReleasedAsOthers) {
+  EXPECT_TRUE(Storage::allocate(0, activations)->is_present());
+  EXPECT_EQ(Storage::allocate(0, activations)->read(), nullptr);
+  for (const bool keeps : {false, true}) {
+    const Ref<Storage> s = Storage::released(0, unsharded);
+    s->set_keeps_memory(keeps);
+    EXPECT_EQ(s->residency(), Residency::released);
+    s->restore_data();
+    EXPECT_EQ(s->residency(), Residency::present);
+    s->release_data();
+    EXPECT_EQ(s->residency(), Residency::released);
+  }
+}
+
+TEST(Storage, ReleasedBytesAreNeitherReadNorWritten) {
+  const RankScope rank;
+  for (const std::int64_t bytes : {0, 8})
+    for (const bool keeps : {false, true}) {
+      const Ref<Storage> s = Storage::allocate(bytes, unsharded);
+      s->set_keeps_memory(keeps);
+      s->release_data();
+      testing::expect_error([&] { s->read(); }, {"of unsharded) is released", "unshard()"});
+      testing::expect_error([&] { s->write(); }, {"is released"});
+      testing::expect_error([&] { s->wait_to_read(); }, {"is released"});
+      testing::expect_error([&] { s->wait_to_write(); }, {"is released"});
+      s->restore_data();
+      s->wait_to_write();
+      EXPECT_EQ(s->read() != nullptr, bytes > 0);
+    }
+}
+
+// Out of memory on the way back: it stays released.
+TEST(Storage, OneThatFindsNoMemoryStaysReleased) {
+  const RankScope rank;
+  const Ref<Storage> s = Storage::released(1 << 20, unsharded);
+  RankContext::current().allocator().set_limit(1 << 10);
+  EXPECT_THROW(s->restore_data(), OutOfMemory);
+  EXPECT_EQ(s->residency(), Residency::released);
 }
 
 TEST(Storage, BorrowedMemoryIsGivenBackOnceByTheLastHandle) {
