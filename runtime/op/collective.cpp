@@ -122,6 +122,7 @@ void vjp_all_to_all(VjpCall& call) {
 }
 
 constexpr Traits kCollective{.collective = true, .issues = true};
+constexpr Traits kSameShape{.collective = true, .same_shape = true, .issues = true};
 
 // A group of one rank copies.
 QueueUse queue_of_collective(AttrsView attrs) {
@@ -139,7 +140,7 @@ constinit const Op op::all_reduce{
     .doc = "Reduces x over the ranks of a group; every rank gets the same bits.",
     .attrs = &attr_kind<CollectiveAttrs>,
     .infer = infer_same,
-    .traits = kCollective,
+    .traits = kSameShape,
     .vjp = vjp_all_reduce,
     .queue = queue_of_collective,
 };
@@ -181,7 +182,7 @@ constinit const Op op::broadcast{
     .doc = "The root's x on every rank.",
     .attrs = &attr_kind<CollectiveAttrs>,
     .infer = infer_from_root,
-    .traits = kCollective,
+    .traits = kSameShape,
     .no_gradient = "distributes values before training",
     .queue = queue_of_collective,
 };

@@ -38,7 +38,9 @@ Tensor allocate_ordered(const OpCall& call, const TensorMeta& meta, Device devic
 
 Tensor allocate_output(const OpCall& call, const TensorMeta& meta, Device device) {
   if (!meta.strides.empty()) return allocate_ordered(call, meta, device);
-  if (call.op.traits.pointwise || call.op.traits.collective)  // kernels of both may write over an input
+  // Kernels of both may write over an input. Of a gather this must not hang on this rank's part being all there is:
+  // where other ranks have none, their programs would be others than this one's.
+  if (call.op.traits.pointwise || call.op.traits.same_shape)
     for (Tensor& t : call.in)
       if (can_donate(t, meta, device)) {
         if (!call.op.traits.collective) t.storage()->wait_to_write();  // a queue may still read it

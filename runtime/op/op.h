@@ -34,6 +34,7 @@ struct Traits {
   bool view = false;         ///< no kernel: infer gives shape, strides and offset of an alias of input 0
   bool linear = false;       ///< linear in each tensor input
   bool collective = false;   ///< communicates, or offloads; its kernel takes addresses without waiting, see Exec::queue
+  bool same_shape = false;   ///< of collective rows: the result is as the input on every rank, and may take its memory
   bool issues = false;       ///< its kernel touches no bytes: it allocates, frees, or hands work to a queue
   bool effect = false;       ///< does something besides its outputs: never dropped, moved or differentiated
   bool waits = false;        ///< only waits for queues that use its inputs; has no other effect
