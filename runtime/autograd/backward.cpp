@@ -2,6 +2,7 @@
 // feed a node was created after it, so when a node is on top of the heap its gradients are complete. Only leaves need
 // counts (how many recorded uses are still to come), because sinks must know when the last contribution is in.
 #include <algorithm>
+#include <map>
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/recomputed.h"
@@ -73,8 +74,11 @@ class BackwardPass {
 
   /// Tells everybody who waits for the rest of the pass that it will not come.
   void abandon(std::string_view reason) noexcept {
+    bool has_orphans = false;
     for (const NodeRef& leaf : leaves_)
       if (Slot* slot = static_cast<Leaf*>(leaf.get())->slot) slot->sink().abandon(*slot, reason);
+      else has_orphans = true;
+    if (has_orphans) abandon_orphans(reason);
   }
 
   void deliver(Node* node, int index, Tensor gradient) {
@@ -125,6 +129,25 @@ class BackwardPass {
       for (const Edge& edge : op_node->next)
         if (edge.node) stack.push_back(edge.node.get());
     }
+  }
+
+  // Units whose slots are gone are known by what the tape keeps of them alone.
+  void abandon_orphans(std::string_view reason) noexcept try {
+    std::map<StorageOwner*, Storage*> owners;
+    std::vector<Node*> stack{start_.get()};
+    const std::uint64_t mark = context_.next_id();
+    while (!stack.empty()) {
+      Node* const node = stack.back();
+      stack.pop_back();
+      if (node->kind == Node::Kind::leaf || std::exchange(node->visited, mark) == mark) continue;
+      auto& op_node = *static_cast<OpNode*>(node);
+      for (const SavedTensor& saved : op_node.saved_inputs)
+        if (StorageOwner* const owner = saved.owner()) owners.emplace(owner, saved.bytes().get());
+      for (const Edge& edge : op_node.next)
+        if (edge.node) stack.push_back(edge.node.get());
+    }
+    for (const auto& [owner, storage] : owners) owner->abandon_replay(*storage, reason);
+  } catch (...) {  // out of memory: peers wait for their deadline
   }
 
   void apply(OpNode& node) {

@@ -16,7 +16,8 @@ void SavedTensor::forget() noexcept {
     delete packed_;
     return;
   }
-  --bytes_of(tensor_)->num_saved;
+  Storage& bytes = *bytes_of(tensor_);
+  if (--bytes.num_saved == 0 && bytes.owner) bytes.owner->last_saved_dropped(bytes);
   tensor_.~Tensor();
 }
 

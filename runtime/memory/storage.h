@@ -26,12 +26,14 @@ class StorageOwner {
   /// Makes the data present again; called before a saved tensor of this storage is used. A replay never asks: what it
   /// needs, the step's nodes restore.
   virtual void ensure_present(Storage& storage) = 0;
+  /// The tape has dropped the last tensor over this storage that it kept for backward (Storage::num_saved).
+  virtual void last_saved_dropped(Storage& storage) noexcept { (void)storage; }
   // The next two are about what surrounds a replay and is in no program: what the owner has registered or left half
   // done between steps, and peers that wait for the rest of one. Its nodes alone restore and release the data.
   /// A replayed step that uses this storage begins. Local.
   virtual void begin_replay(Storage& storage) { (void)storage; }
-  /// A replayed step that uses this storage was left by an exception: go back to the state between steps, without
-  /// communication, and let peers know the reason.
+  /// A replayed step that uses this storage, or a backward pass that does and knows no parameter of it, was left by an
+  /// exception: go back to the state between steps, without communication, and let peers know the reason.
   virtual void abandon_replay(Storage& storage, std::string_view reason) noexcept { (void)storage, (void)reason; }
 
  protected:
@@ -154,9 +156,9 @@ class Storage final : public RefCounted {
   void prepare_read() const;
   void prepare_write() const;
   void check_bytes() const;
+  [[noreturn]] void refuse_released() const;
   void await_write() const;
   void await_all() const;
-  [[noreturn]] void refuse_released() const;
   void forget_loans() const;
 
   std::byte* data_ = nullptr;

@@ -152,7 +152,9 @@ Module& top_in(Module& module, const std::shared_ptr<ShardTree>& tree) {
 Unit::Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& policy)
     : data(members.data),
       types(members.types),
-      buffers(std::move(placed), members.parameters, members.is_replicated ? std::nullopt : policy.offload),
+      kept(std::make_shared<UnitBuffers>(std::move(placed), members.parameters,
+                                         members.is_replicated ? std::nullopt : policy.offload)),
+      buffers(*kept),
       inbox(buffers, data),
       is_replicated(members.is_replicated) {
   if (is_replicated || policy.parameters == ShardedOver::none) buffers.keep_gathered();

@@ -57,11 +57,15 @@ struct ShardTree {
 struct Unit {
   DataMesh data;
   const std::vector<ParameterTypes> types;  ///< of its pieces
-  UnitBuffers buffers;
+  const std::shared_ptr<UnitBuffers> kept;  ///< shared with the tape, which may outlive it
+  UnitBuffers& buffers;
   GradientInbox inbox;
   int users = 0;  // calls that run and read its gathered parameters
   const bool is_replicated;
   Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& policy);
+  ~Unit() { buffers.leave_to_tape(data); }
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
 };
 
 class FullyShardHook final : public ModuleHook, public std::enable_shared_from_this<FullyShardHook> {

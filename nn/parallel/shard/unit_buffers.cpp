@@ -1,6 +1,7 @@
 #include "nn/parallel/shard/unit_buffers.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/group_names.h"
@@ -43,9 +44,28 @@ void UnitBuffers::put_on_meta(std::size_t index) {
 }
 
 UnitBuffers::~UnitBuffers() {
-  for (const Piece& piece : pieces_)
-    if (Parameter* p = parameter_of(piece)) p->keep_shard({}, nullptr);
+  forget_parameters();
   drop_gathered();
+}
+
+void UnitBuffers::forget_parameters() {
+  for (Piece& piece : pieces_) {
+    if (Parameter* p = parameter_of(piece)) p->keep_shard({}, nullptr);
+    piece.leaf = {};
+  }
+}
+
+bool UnitBuffers::is_read_by_tape() const { return has_readers() || (slices_ && slices_->has_readers()); }
+
+void UnitBuffers::leave_to_tape(const DataMesh& data) {
+  if (!is_read_by_tape()) return;
+  forget_parameters();
+  orphan_.emplace(shared_from_this(), data);
+}
+
+void UnitBuffers::last_saved_dropped(Storage&) noexcept {
+  if (!orphan_ || is_read_by_tape()) return;
+  const auto last = std::exchange(orphan_, {});  // this ends here
 }
 
 void UnitBuffers::drop_gathered() {
@@ -355,6 +375,10 @@ void UnitBuffers::begin_replay(Storage&) {
 
 // The sink of the parameters knows what else a step leaves behind.
 void UnitBuffers::abandon_replay(Storage&, std::string_view reason) noexcept {
+  if (orphan_) {
+    if (ProcessGroup& all = orphan_->data.root_group(); all.size() > 1) all.abort(reason);
+    return drop();
+  }
   const auto living = std::ranges::find_if(pieces_, [&](const Piece& piece) { return parameter_of(piece) != nullptr; });
   if (living == pieces_.end()) return;
   Parameter& p = *parameter_of(*living);

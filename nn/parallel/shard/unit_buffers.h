@@ -20,12 +20,17 @@
 //
 // Whether a level is of the values below is told by the versions of their storages. The owned parts and the shards are
 // one storage, so an empty one beside them has the version that was gathered.
+//
+// Buffers live as long as their modules, or as the tape keeps a gathered tensor of theirs, if that is longer: backward
+// gathers for a model that is gone, as for any other, and its gradients land nowhere.
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
 #include "nn/module.h"
+#include "nn/parallel/data_mesh.h"
 #include "nn/parallel/shard/custom_gather.h"
 #include "nn/parallel/shard/shard_home.h"
 #include "nn/parallel/shard/unit_layout.h"
@@ -35,7 +40,7 @@
 
 namespace sherd::nn {
 
-class UnitBuffers final : public StorageOwner, public ShardKeeper {
+class UnitBuffers final : public StorageOwner, public ShardKeeper, public std::enable_shared_from_this<UnitBuffers> {
  public:
   /// Becomes the keeper of `parameters`, the pieces of `unit` in this order. Of existing values this rank keeps its
   /// rows; parameters on meta stay there until materialize(). Either all have values or none. `offload`: of the shards.
@@ -84,6 +89,9 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   void set_keeps_memory(bool on);
   /// Whether the tape keeps gathered tensors for a backward pass.
   bool has_readers() const { return !is_shard_full_ && gathered_.defined() && gathered_.storage()->num_saved > 0; }
+  /// Its modules are gone, and a backward pass may still come that reads what was gathered: then the tape keeps it,
+  /// with the groups of `data`, until it drops the last tensor. Parameters that live on are nobody's. Local.
+  void leave_to_tape(const DataMesh& data);
 
   /// Allocates the shards on `device`; no-op when allocated. Error if there are several ranks and their groups do
   /// not move memory of that device.
@@ -135,6 +143,7 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
 
   // StorageOwner
   void ensure_present(Storage& storage) override;
+  void last_saved_dropped(Storage&) noexcept override;
   void begin_replay(Storage&) override;
   void abandon_replay(Storage& storage, std::string_view reason) noexcept override;
 
@@ -146,7 +155,7 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   };
   // Modules of one unit may be destroyed one by one, with their parameters.
   static Parameter* parameter_of(const Piece& piece) {
-    return static_cast<Parameter*>(static_cast<const Leaf*>(piece.leaf.get())->slot);
+    return piece.leaf ? static_cast<Parameter*>(static_cast<const Leaf*>(piece.leaf.get())->slot) : nullptr;
   }
   enum class Registered : std::uint8_t { shards, slices, full };
   bool has_full() const { return !is_shard_full_ && gathered_.defined() && gathered_.storage()->is_present(); }
@@ -156,6 +165,8 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   bool needs_gather() const;
   bool may_use(const Tensor& level) const;
   Tensor add_place(std::int64_t bytes, std::string_view what);
+  bool is_read_by_tape() const;
+  void forget_parameters();
   void attach(Piece& piece, std::size_t index);
   void attach_all();
   void put_on_meta(std::size_t index);
@@ -181,6 +192,12 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   bool has_gathered_ = false;
   bool keeps_gathered_ = false;
   bool keeps_memory_ = false;
+  /// Set while nobody but the tape keeps it.
+  struct Orphan {
+    std::shared_ptr<UnitBuffers> self;
+    DataMesh data;
+  };
+  std::optional<Orphan> orphan_;
 };
 
 }  // namespace sherd::nn

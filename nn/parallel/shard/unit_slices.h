@@ -39,6 +39,8 @@ class UnitSlices {
   const DeviceMesh& split() const { return split_; }
   /// Over how many ranks a parameter is sharded after forward.
   int ranks() const { return gather_->shards; }
+  /// Whether the tape keeps some for a backward pass.
+  bool has_readers() const { return bytes_.defined() && bytes_.storage()->num_saved > 0; }
   /// From the gathered buffer, which is there, of the same unit. Local; waits for its gather.
   void cut(const Tensor& gathered) const;
   /// Starts to gather them into the gathered buffer, among ranks() ranks; as start_gather() (op/unit.h).
