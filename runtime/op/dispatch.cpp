@@ -16,10 +16,27 @@ namespace {
 
 std::atomic<LayerFunction> g_dist_layer{nullptr};
 
-std::uint8_t flags_of(std::span<const Tensor> in) {
+[[noreturn, gnu::cold, gnu::noinline]] void refuse_empty(const Op& op, std::size_t i) {
+  fail_empty(fmt::format("input {} of {}", i, op.name));
+}
+
+bool may_be_empty(const Op& op, std::size_t i) { return op.optional == kAnyInput || (i < 32 && op.optional >> i & 1u); }
+
+// Error for an input that is left out, if the row does not say that it may be.
+std::uint8_t flags_of(const Op& op, std::span<const Tensor> in) {
   std::uint8_t flags = 0;
-  for (const Tensor& t : in)
-    if (t.defined()) flags |= t.impl()->flags;
+  for (std::size_t i = 0; i < in.size(); ++i)
+    if (in[i].defined()) flags |= in[i].impl()->flags;
+    else if (!may_be_empty(op, i)) refuse_empty(op, i);
+  return flags;
+}
+
+std::uint8_t flags_of_destinations(const Op& op, std::span<const Tensor> into) {
+  std::uint8_t flags = 0;
+  for (const Tensor& t : into) {
+    if (!t.defined()) fail_empty(fmt::format("the destination of {}", op.name));
+    flags |= t.impl()->flags;
+  }
   return flags;
 }
 
@@ -108,6 +125,20 @@ void wait_to_write(std::span<const Tensor> tensors) {
     if (t.defined() && t.storage()) t.storage()->wait_to_write();
 }
 
+// Of rows that take addresses without a wait, or wait for what they read by themselves. What a call restores or
+// releases is a place to it.
+void check_present(const OpCall& call) {
+  if (call.op.traits.waits) return;
+  const ResidencyChange& change = call.op.residency;
+  for (std::size_t i = 0; i < call.in.size(); ++i) {
+    const Tensor& t = call.in[i];
+    if (t.defined() && t.storage() && !change.restores_input(i) && !change.releases_input(i))
+      t.storage()->check_present();
+  }
+  for (const Tensor& t : call.into)
+    if (t.storage()) t.storage()->check_present();
+}
+
 std::size_t num_mutated(const OpCall& call) {
   return call.op.mutated ? static_cast<std::size_t>(call.op.mutated({call.op, call.in, call.attrs})) : 0;
 }
@@ -127,20 +158,6 @@ Ref<Storage> allocate_scratch(const OpCall& call, Scratch scratch_bytes, Device 
 void run_kernel(const OpCall& call, const RowKernels& kernels, std::span<const Tensor> out, Device device,
                 bool accumulate) {
   RankContext& context = RankContext::current();
-// Of rows that take addresses without a wait, or wait for what they read by themselves. What a call restores or
-// releases is a place to it.
-void check_present(const OpCall& call) {
-  if (call.op.traits.waits) return;
-  const ResidencyChange& change = call.op.residency;
-  for (std::size_t i = 0; i < call.in.size(); ++i) {
-    const Tensor& t = call.in[i];
-    if (t.defined() && t.storage() && !change.restores_input(i) && !change.releases_input(i))
-      t.storage()->check_present();
-  }
-  for (const Tensor& t : call.into)
-    if (t.storage()) t.storage()->check_present();
-}
-
   const auto backend = static_cast<std::size_t>(device.kind);
   Ref<Storage> scratch;
   if (const Scratch scratch_bytes = kernels.scratch[backend]; scratch_bytes && !call.scratch)
@@ -234,6 +251,7 @@ Tensors run_on_device(const OpCall& call, Device device) {
     for (const Tensor& t : call.in)
       if (lies_elsewhere(t, device)) [[unlikely]]
         return run_with_scalars_brought(call, device);
+  if (call.op.traits.collective || call.op.traits.effect) check_present(call);
   // Collective rows hand their bytes to a queue, which orders the accesses itself; kernels of rows with other effects
   // wait for what they read themselves.
   if (!call.op.traits.collective) {
@@ -253,7 +271,6 @@ Tensors run_observed(const OpCall& call) {
   Tensors out = run_on_device(call, device_of(call));
   span.queued();
   return out;
-  if (call.op.traits.collective || call.op.traits.effect) check_present(call);
 }
 
 // ---- the layers, for who has looked at the flags of the inputs and at the rank's modes already ----
@@ -283,7 +300,7 @@ inline Tensors run_below_autograd(OpCall& call, std::uint8_t flags, const RankCo
 }
 
 Tensors dispatch(OpCall& call) {
-  const std::uint8_t flags = flags_of(call.in);
+  const std::uint8_t flags = flags_of(call.op, call.in);
   const RankContext& context = RankContext::current();
   if ((flags & TensorImpl::kRequiresGrad) && context.grad_enabled) return autograd_layer(call);
   return run_below_autograd(call, flags, context);
@@ -325,7 +342,8 @@ void call_op_into(const Op& op, std::span<Tensor> in, AttrsView attrs, const Ten
 }
 
 Tensors call_below_autograd(OpCall& call) {
-  return run_below_autograd(call, flags_of(call.in) | flags_of(call.into), RankContext::current());
+  return run_below_autograd(call, flags_of(call.op, call.in) | flags_of_destinations(call.op, call.into),
+                            RankContext::current());
 }
 
 Tensors call_below_dist(OpCall& call) { return run_below_dist(call, RankContext::current()); }

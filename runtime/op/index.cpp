@@ -199,7 +199,7 @@ void register_index(OpTable& table) {
 }
 
 Tensor cat(std::vector<Tensor> tensors, int dim) {
-  check(!tensors.empty() && tensors[0].defined(), "cat of no tensors");
+  check(!tensors.empty(), "cat of no tensors");
   DType dtype = tensors[0].dtype();
   for (const Tensor& t : tensors) dtype = promote(dtype, t.dtype());
   for (Tensor& t : tensors) t = cast(std::move(t), dtype);
@@ -208,7 +208,7 @@ Tensor cat(std::vector<Tensor> tensors, int dim) {
 }
 
 Tensor stack(std::vector<Tensor> tensors, int dim) {
-  check(!tensors.empty() && tensors[0].defined(), "stack of no tensors");
+  check(!tensors.empty(), "stack of no tensors");
   const int d = normalize_dim(dim, tensors[0].ndim() + 1);
   const Shape shape = tensors[0].shape();
   for (Tensor& t : tensors) {

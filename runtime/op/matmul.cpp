@@ -98,6 +98,7 @@ constinit const Op op::linear{
     .traits = {.linear = true},
     .needs = {.inputs = 0b011},
     .vjp = linear_vjp,
+    .optional = 0b100,
 };
 
 constinit const Op op::linear_weight_grad{

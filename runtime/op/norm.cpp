@@ -159,6 +159,7 @@ constinit const Op op::layer_norm{
     .vjp = layer_norm_vjp,
     .recompute = true,
     .flops = layer_norm_flops,
+    .optional = 0b110,
 };
 
 constinit const Op op::layer_norm_backward{
@@ -169,6 +170,7 @@ constinit const Op op::layer_norm_backward{
     .algebra = Algebra::linear,
     .no_gradient = kFirstOnly,
     .flops = layer_norm_backward_flops,
+    .optional = 0b100,
 };
 
 constinit const Op op::rms_norm{
@@ -181,6 +183,7 @@ constinit const Op op::rms_norm{
     .vjp = rms_norm_vjp,
     .recompute = true,
     .flops = rms_norm_flops,
+    .optional = 0b10,
 };
 
 constinit const Op op::rms_norm_backward{
@@ -191,6 +194,7 @@ constinit const Op op::rms_norm_backward{
     .algebra = Algebra::linear,
     .no_gradient = kFirstOnly,
     .flops = rms_norm_backward_flops,
+    .optional = 0b100,
 };
 
 void register_norm(OpTable& table) {

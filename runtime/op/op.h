@@ -63,6 +63,9 @@ struct ResidencyChange {
   bool releases_input(std::size_t i) const { return i < 32 && (releases >> i & 1) != 0; }
 };
 
+/// Of rows that take any of their inputs empty.
+inline constexpr std::uint32_t kAnyInput = ~0u;
+
 /// What infer, scratch and mutated see of a call: no bytes, no tape, nothing of the calling thread.
 struct InferCall {
   const Op& op;
@@ -129,6 +132,7 @@ struct Op {
   Flops flops = nullptr;                                  ///< of a call, if op_cost() cannot count them by dims
   QueueOf queue = nullptr;                                ///< where the work goes; null: it is done on return
   ResidencyChange residency{};                            ///< the inputs whose bytes come or go
+  std::uint32_t optional = 0;  ///< the inputs that a call may leave empty, as a bit mask; kAnyInput: all
   /// No column but a cache: the row's entry in the process's table, null until the row is added. See kernels_of().
   mutable std::atomic<const RowKernels*> kernels{nullptr};
 };

@@ -222,6 +222,7 @@ constinit const Op op::power_sum_from{
     .traits = {.local_extents = true},
     .no_gradient = "a statistic of gradients",
     .flops = power_sum_flops,
+    .optional = 0b1,
 };
 
 void register_optimizer(OpTable& table) {

@@ -75,6 +75,7 @@ constinit const Op op::random_normal{
     .infer = infer_random,
     .no_gradient = kNoInput,
     .device = device_of_random,
+    .optional = 0b1,
 };
 
 constinit const Op op::random_uniform{
@@ -84,6 +85,7 @@ constinit const Op op::random_uniform{
     .infer = infer_random,
     .no_gradient = kNoInput,
     .device = device_of_random,
+    .optional = 0b1,
 };
 
 constinit const Op op::dropout{
@@ -95,6 +97,7 @@ constinit const Op op::dropout{
     .traits = {.linear = true},
     .needs = {.inputs = 0b10},
     .vjp = dropout_vjp,
+    .optional = 0b10,
 };
 
 void register_random(OpTable& table) { table.add({&op::random_normal, &op::random_uniform, &op::dropout}); }

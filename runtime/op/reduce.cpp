@@ -142,7 +142,7 @@ std::uint64_t mask_of(const std::vector<int>& dims, int ndim) {
 }
 
 Tensor reduce(const Op& op, Tensor x, const std::vector<int>& dims, bool keep_dims) {
-  check(x.defined(), "input 0 of {} is undefined", op.name);
+  if (!x.defined()) fail_empty(fmt::format("input 0 of {}", op.name));
   const std::uint64_t mask = mask_of(dims, x.ndim());
   return call(op, ReduceAttrs{mask, keep_dims}, std::move(x));
 }
@@ -219,7 +219,7 @@ Tensor all(Tensor x, std::vector<int> dims, bool keep_dims) { return reduce(op::
 Tensor argmax(Tensor x, int dim, bool keep_dims) { return reduce(op::argmax, std::move(x), {dim}, keep_dims); }
 
 Tensor var(Tensor x, std::vector<int> dims, int correction, bool keep_dims) {
-  check(x.defined(), "input 0 of var is undefined");
+  if (!x.defined()) fail_empty("input 0 of var");
   return call(op::var, VarAttrs{{mask_of(dims, x.ndim()), keep_dims}, correction}, std::move(x));
 }
 

@@ -143,6 +143,7 @@ Tensor Tensor::distributed(const Shape& shape, const Distributed* layout, const 
 }
 
 Tensor Tensor::distributed_like(const Tensor& like, const Tensor& local) {
+  check(like.is_distributed(), "{} is to lie as {}, which is plain", local, like);
   const TensorImpl& of = *like.impl_;
   const bool lies_alike = local.is_contiguous() ? of.local->contiguous : local.strides() == of.local->meta.strides;
   if (local.shape() != of.local->meta.shape || !lies_alike)
@@ -201,6 +202,10 @@ Tensor on_host(const Tensor& t) {
 }
 }  // namespace
 
+void fail_empty(std::string_view what) { fail("{} is empty: the gradient of a parameter that was not used?", what); }
+
+void Tensor::refuse_empty(const char* asked) { fail_empty(fmt::format("{}: this tensor", asked)); }
+
 void Tensor::refuse_bytes() const {
   if (is_distributed())
     fail("{} is distributed over ranks and has no address; ask its local() part, or full_tensor()", *this);
@@ -208,6 +213,7 @@ void Tensor::refuse_bytes() const {
 }
 
 double Tensor::item_as_double() const {
+  if (!defined()) refuse_empty("item()");
   check(numel() == 1, "item() needs one element, got {}", *this);
   if (is_distributed() && layout()->is_replicated()) return local().item_as_double();
   check_readable(*this, "item()");
@@ -217,6 +223,7 @@ double Tensor::item_as_double() const {
 
 template <class T>
 std::vector<T> Tensor::to_vector() const {
+  if (!defined()) refuse_empty("to_vector()");
   if (is_distributed() && layout()->is_replicated()) return local().to_vector<T>();
   check_readable(*this, "to_vector()");
   if (device() != Device::cpu()) return on_host(*this).to_vector<T>();
@@ -243,10 +250,10 @@ template std::vector<std::int32_t> Tensor::to_vector() const;
 template std::vector<std::uint8_t> Tensor::to_vector() const;
 template std::vector<bool> Tensor::to_vector() const;
 
-Tensor Tensor::detach() const { return impl_->grad_node ? alias() : *this; }
+Tensor Tensor::detach() const { return known("detach()").grad_node ? alias() : *this; }
 
 Tensor Tensor::alias() const {
-  Tensor t = make(impl_->storage, shape(), strides(), offset(), dtype(), device());
+  Tensor t = make(known("alias()").storage, shape(), strides(), offset(), dtype(), device());
   t.impl_->flags = static_cast<std::uint8_t>(impl_->flags & ~TensorImpl::kRequiresGrad);
   t.impl_->meta.layout = layout();
   t.impl_->local = impl_->local;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/memory/storage.h"
@@ -68,41 +69,41 @@ class Tensor {
   }
   static Tensor scalar(double value, DType dtype = DType::f32);
 
-  // ---- metadata (global for distributed tensors) ----
+  // ---- metadata (global for distributed tensors). Of an empty tensor each is an Error that names it ----
   bool defined() const { return static_cast<bool>(impl_); }
   /// All of it; kAbsent if undefined.
   const TensorMeta& meta() const { return impl_ ? impl_->meta : kAbsent; }
-  const Shape& shape() const { return impl_->meta.shape; }
-  std::int64_t size(int dim) const { return impl_->meta.shape[normalize_dim(dim, ndim())]; }
-  int ndim() const { return impl_->meta.shape.size(); }
-  std::int64_t numel() const { return impl_->numel; }
-  DType dtype() const { return impl_->meta.dtype; }
-  Device device() const { return impl_->meta.device; }
-  const Strides& strides() const { return impl_->meta.strides; }
-  std::int64_t offset() const { return impl_->meta.offset; }
-  bool is_contiguous() const { return impl_->contiguous; }
-  bool requires_grad() const { return impl_->flags & TensorImpl::kRequiresGrad; }
-  bool is_meta() const { return impl_->flags & TensorImpl::kMeta; }
+  const Shape& shape() const { return known("shape()").meta.shape; }
+  std::int64_t size(int dim) const { return shape()[normalize_dim(dim, ndim())]; }
+  int ndim() const { return known("ndim()").meta.shape.size(); }
+  std::int64_t numel() const { return known("numel()").numel; }
+  DType dtype() const { return known("dtype()").meta.dtype; }
+  Device device() const { return known("device()").meta.device; }
+  const Strides& strides() const { return known("strides()").meta.strides; }
+  std::int64_t offset() const { return known("offset()").meta.offset; }
+  bool is_contiguous() const { return known("is_contiguous()").contiguous; }
+  bool requires_grad() const { return known("requires_grad()").flags & TensorImpl::kRequiresGrad; }
+  bool is_meta() const { return known("is_meta()").flags & TensorImpl::kMeta; }
   /// Whether it is of a ghost rank: it has an address and no values.
-  bool is_ghost() const { return impl_->storage && impl_->storage->is_ghost(); }
+  bool is_ghost() const { return storage() && impl_->storage->is_ghost(); }
   std::int64_t bytes() const { return numel() * byte_size(dtype()); }
 
-  bool is_distributed() const { return impl_->flags & TensorImpl::kDistributed; }
-  const Distributed* layout() const { return impl_->meta.layout; }
+  bool is_distributed() const { return known("is_distributed()").flags & TensorImpl::kDistributed; }
+  const Distributed* layout() const { return known("layout()").meta.layout; }
   /// This rank's local tensor; the tensor itself if it is plain.
-  Tensor local() const { return is_distributed() ? Tensor(impl_->local) : *this; }
+  Tensor local() const { return (known("local()").flags & TensorImpl::kDistributed) ? Tensor(impl_->local) : *this; }
 
   // ---- bytes (plain tensors; addresses of a device are for its kernels) ----
-  const Ref<Storage>& storage() const { return impl_->storage; }
+  const Ref<Storage>& storage() const { return known("storage()").storage; }
   /// To read: waits for a queue that writes the bytes. (Kernels may write what the dispatcher has asked for to write.)
   void* raw() const {
-    if (!impl_->storage) [[unlikely]]
+    if (!known("raw()").storage) [[unlikely]]
       refuse_bytes();
     return impl_->storage->read() + impl_->meta.offset * byte_size(impl_->meta.dtype);
   }
   /// To write: waits for all queues that use the bytes.
   void* raw_to_write() const {
-    if (!impl_->storage) [[unlikely]]
+    if (!known("raw_to_write()").storage) [[unlikely]]
       refuse_bytes();
     return impl_->storage->write() + impl_->meta.offset * byte_size(impl_->meta.dtype);
   }
@@ -130,8 +131,8 @@ class Tensor {
   Tensor detach() const;
   /// As detach(), always with a handle of its own.
   Tensor alias() const;
-  Node* grad_node() const { return impl_->grad_node; }
-  int output_index() const { return impl_->output_index; }
+  Node* grad_node() const { return known("grad_node()").grad_node; }
+  int output_index() const { return known("output_index()").output_index; }
   /// Makes `node` the maker of this tensor.
   void set_grad_node(NodeRef node, int output_index);
 
@@ -147,9 +148,19 @@ class Tensor {
                            std::int64_t offset = 0);
 
  private:
+  /// What `asked` is of: an Error if there is no tensor. A branch on the pointer that the caller loads anyway.
+  const TensorImpl& known(const char* asked) const {
+    if (!impl_) [[unlikely]]
+      refuse_empty(asked);
+    return *impl_.get();
+  }
+  [[noreturn]] static void refuse_empty(const char* asked);
   double item_as_double() const;
   Ref<TensorImpl> impl_;
 };
+
+/// Error: `what` is an empty tensor, a handle on nothing.
+[[noreturn]] void fail_empty(std::string_view what);
 
 /// "f32[2,3]", with placements for a distributed tensor: "f32[14336,4096]{0: tp,dp}"; "undefined" if it is absent.
 std::string describe(const TensorMeta& meta);

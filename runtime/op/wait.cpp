@@ -27,6 +27,7 @@ constinit const Op op::wait{
     .infer = [](const InferCall&) { return Metas{}; },
     .traits = {.issues = true, .effect = true, .waits = true, .local_extents = true},
     .no_gradient = "effect",
+    .optional = kAnyInput,
 };
 
 void register_wait(OpTable& table) {
