@@ -77,6 +77,16 @@ std::vector<Found> find_folders(const fs::path& dir) {
   return found;
 }
 
+/// Whether a save may be made there: nothing is, or a folder without a save, as a failed attempt leaves it. Through a
+/// link it would go where no reader of the folder looks, and perhaps over what is another's.
+bool is_free(const fs::path& place) {
+  std::error_code error;
+  const fs::file_type type = fs::symlink_status(place, error).type();
+  if (type == fs::file_type::not_found) return true;
+  check(!error, "cannot look for \"{}\": {}", place.string(), error.message());
+  return type == fs::file_type::directory && !is_file_there((place / kManifest).string());
+}
+
 /// The manifest goes first: from then on it is no save. Where it stays, so does the save, whole.
 void remove_save(const fs::path& folder) {
   std::error_code error, ignored;
@@ -124,8 +134,7 @@ std::string newest_save(const std::string& path) {
 std::string new_save_name(const std::string& dir, std::int64_t step) {
   const std::string first = fmt::format("step-{:06}", step);
   std::string name = first;
-  for (int attempt = 1; is_file_there((fs::path(dir) / name / kManifest).string()); ++attempt)
-    name = fmt::format("{}.{}", first, attempt);
+  for (int attempt = 1; !is_free(fs::path(dir) / name); ++attempt) name = fmt::format("{}.{}", first, attempt);
   return name;
 }
 

@@ -24,7 +24,7 @@ std::vector<SavePlace> list_saves(const std::string& path);
 /// The folder of the first of them. Error naming `path` if there is none.
 std::string newest_save(const std::string& path);
 
-/// The folder in `dir` for a new save at `step`; no committed save has it.
+/// The folder in `dir` for a new save at `step`; no committed save has it, and it is no link.
 std::string new_save_name(const std::string& dir, std::int64_t step);
 
 /// Which of the older saves stay when a new one is committed.

@@ -65,6 +65,15 @@ TEST_F(Saves, ANewNameIsNobodys) {
   EXPECT_EQ(new_save_name(dir_.path(), 7), "step-000007.2");
 }
 
+TEST_F(Saves, ANewNameIsNoLink) {
+  fs::create_directories(dir_ / "elsewhere");
+  fs::create_directory_symlink(dir_ / "elsewhere", dir_ / "step-000007");
+  fs::create_symlink(dir_ / "nowhere", dir_ / "step-000007.1");
+  fs::create_symlink(dir_ / "step-000007.2", dir_ / "step-000007.2");  // a circle
+  dir_.write("step-000007.3", "no folder");
+  EXPECT_EQ(new_save_name(dir_.path(), 7), "step-000007.4");
+}
+
 TEST_F(Saves, TheLastOnesStayAndWhatIsNoSaveOfOursToo) {
   for (const char* name : {"step-000001", "step-000002", "step-000003", "step-000004", "step-000005"}) make(name);
   make("step-000006", false);
