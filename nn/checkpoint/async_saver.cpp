@@ -7,6 +7,7 @@
 
 #include "nn/checkpoint/manifest_json.h"
 #include "nn/checkpoint/save_parts.h"
+#include "nn/checkpoint/saves.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/host_group.h"
@@ -172,6 +173,15 @@ void AsyncSaver::commit_together() {
   flight_->event = save_queue().submit({.name = "commit", .subject = flight_->dir, .run = commit});
 }
 
+/// Whether the run can go on from an earlier save, as rank 0 sees the folder. Collective.
+bool AsyncSaver::has_saves_to_keep() {
+  bool has_saves = false;
+  try {
+    has_saves = !flight_->retention.replace && !list_saves(flight_->dir).empty();
+  } catch (const Error&) {}  // it cannot be read now: nobody knows
+  return gather_text(group_, has_saves ? "yes" : "")[0] == "yes";
+}
+
 void AsyncSaver::end() noexcept {
   if (flight_->snapshot) {
     counts_.cost.copied_bytes += flight_->snapshot->cost().copied_bytes;
@@ -198,9 +208,11 @@ void AsyncSaver::poll() {
     give_up();
     throw;
   } catch (const Error& error) {
-    const std::string text =
-        fmt::format("the save \"{}\" has failed, those before it stay: {}; when that is mended, go on by --resume {}",
-                    flight_->save, error.message(), flight_->dir);
+    const bool has_earlier = has_saves_to_keep();
+    const std::string text = fmt::format(
+        "the save \"{}\" has failed, {}: {}; when that is mended, {}", flight_->save,
+        has_earlier ? "those before it stay" : "and there is none before it", error.message(),
+        has_earlier ? fmt::format("go on by --resume {}", flight_->dir) : std::string("begin the run again"));
     give_up_together();
     throw Error(text);
   }

@@ -70,6 +70,7 @@ class AsyncSaver {
   void commit_together();
   void give_up() noexcept;
   void give_up_together() noexcept;
+  bool has_saves_to_keep();
   void end() noexcept;
 
   ProcessGroup& group_;

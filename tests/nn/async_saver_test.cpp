@@ -230,6 +230,23 @@ TEST(AsyncSaver, F166_AFailureIsThrownByAllRanksAtOneStepAndCostsNoOtherSave) {
   });
 }
 
+TEST(AsyncSaver, AFailureOfTheFirstSaveSaysThatThereIsNone) {
+  for (const bool replaces : {false, true}) {  // the saves of another run, which are to go
+    const TempDir dir;
+    run_ranks(2, [&](const Group& group) {
+      Training training(group);
+      nn::AsyncSaver saver(*group);
+      training.step(0);
+      if (replaces) training.save(dir.path(), 5);
+      if (group->rank() == 1) fs::create_directories(dir / "step-000001/rank-00001.safetensors.partial/x");
+      group->host().barrier();
+      saver.start(dir.path(), Training::manifest(1), training.state(), {.replace = replaces});
+      expect_error([&] { saver.finish(); }, {"the save \"step-000001\" has failed, and there is none before it: ",
+                                             "rank-00001.safetensors", "when that is mended, begin the run again"});
+    });
+  }
+}
+
 TEST(AsyncSaver, AFullDiskAndAManifestThatCannotBeWrittenAreNamed) {
   const TempDir dir;
   run_ranks(2, [&](const Group& group) {
