@@ -132,6 +132,17 @@ TEST(Metrics, AResumedRunContinuesItsFile) {
   EXPECT_EQ(dir.read("m.jsonl"), kHeader + "\n" + line_of(3) + "\n");
 }
 
+TEST(Metrics, ASecondRunIsRefusedAndTheLinesOfTheFirstStay) {
+  const TempDir dir;
+  MetricsFile first(dir / "m.jsonl", kHeader, 0);
+  first.write(line_of(1));
+  for (const std::int64_t step : {0, 1})
+    expect_error([&] { MetricsFile(dir / "m.jsonl", "another header", step); },
+                 {"m.jsonl", "is written by another run", "a file of its own"});
+  first.write(line_of(2));
+  EXPECT_EQ(dir.read("m.jsonl"), fmt::format("{}\n{}\n{}\n", kHeader, line_of(1), line_of(2)));
+}
+
 TEST(Metrics, FileThatCannotBeWrittenIsNamed) {
   const TempDir dir;
   expect_error([&] { MetricsFile(dir / "no/m.jsonl", kHeader, 0); }, {"no/m.jsonl", "No such file"});

@@ -47,7 +47,17 @@ TrainSummary run(Trainer& trainer, const TrainConfig& config, const Trainer::Ste
 std::optional<MetricsFile> open_metrics(Trainer& trainer, const TrainConfig& config) {
   if (config.metrics.empty()) return std::nullopt;
   const std::int64_t complete = trainer.first_step() - (trainer.last_line().empty() ? 0 : 1);
-  return MetricsFile(config.metrics, header_line(trainer.config(), trainer.group().size()), complete);
+  const std::string header = header_line(trainer.config(), trainer.group().size());
+  // The rank of an earlier group that had the file was killed, which takes a moment.
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(trainer.goes_on() ? 10 : 0);
+  for (;;) {
+    try {
+      return MetricsFile(config.metrics, header, complete);
+    } catch (const FileIsTaken&) {
+      if (std::chrono::steady_clock::now() >= until) throw;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
 }
 
 void print_what_is_trained(Trainer& trainer) {

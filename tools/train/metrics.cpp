@@ -115,15 +115,13 @@ std::string with_val_loss(const std::string& step_line, double val_loss) {
 
 MetricsFile::MetricsFile(std::string path, const std::string& header, std::int64_t first_step)
     : path_(std::move(path)) {
+  file_ = open_output(path_, "metrics", OutputMode::own);
   std::error_code error;
-  const bool is_there = first_step > 0 && is_file_there(path_);
-  const bool goes_on = is_there && std::filesystem::is_regular_file(path_, error);
+  const bool is_file = std::filesystem::is_regular_file(path_, error);
   check(!error, "cannot look at the metrics file \"{}\": {}", path_, error.message());
-  const std::uintmax_t kept = goes_on ? bytes_until(path_, first_step) : 0;
-  if (kept > 0) std::filesystem::resize_file(path_, kept, error);
-  check(!error || kept == 0, "cannot cut the metrics file \"{}\" after step {}: {}", path_, first_step,
-        error.message());
-  file_ = open_output(path_, "metrics", kept > 0 ? OutputMode::append : OutputMode::replace);
+  const std::uintmax_t kept = is_file && first_step > 0 ? bytes_until(path_, first_step) : 0;
+  if (is_file) std::filesystem::resize_file(path_, kept, error);
+  check(!error, "cannot cut the metrics file \"{}\" after step {}: {}", path_, first_step, error.message());
   if (kept == 0) write(header);
 }
 

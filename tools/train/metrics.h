@@ -63,7 +63,8 @@ class MetricsFile {
   /// A file of a run that starts anew (`first_step` 0): an existing one is replaced and begins with `header`. A run
   /// that resumes after step `first_step` continues its file: lines of later steps, which a killed run may have left,
   /// are dropped, so that the file is that of an uninterrupted run. Without such a file it begins like a new one.
-  /// A pipe may stand in place of a file, if somebody reads it. Throws Error naming the file.
+  /// A pipe may stand in place of a file, if somebody reads it. Throws Error naming the file, also while another
+  /// process writes it: before a line of that is touched.
   MetricsFile(std::string path, const std::string& header, std::int64_t first_step);
   /// Throws Error naming the file if it cannot be written (disk full).
   void write(const std::string& line);

@@ -96,6 +96,8 @@ class Trainer {
 
   // ---- of a run that outlives replicas ----
 
+  /// An earlier group of the run has trained before this one.
+  bool goes_on() const { return place_ && place_->goes_on; }
   /// run() has ended between two steps, as the next group is to be formed.
   bool is_regrouped() const { return is_regrouped_; }
   /// What a Trainer of the next group takes over. Local; the group may have failed.
