@@ -282,6 +282,15 @@ TEST_F(SherdRun, RanksThatDieTogetherAreAllNamed) {
   EXPECT_EQ(verdict.find("rank 3"), std::string::npos) << "it blames a peer";
 }
 
+TEST_F(SherdRun, ARankThatEndedWellIsNamedWhereAnotherHasWaitedForIt) {
+  EXPECT_EQ(run(shell(2,
+                      "[ $SHERD_RANK = 1 ] && { echo $$ > pid; exit 0; }\n"
+                      "while ! [ -s pid ]; do :; done; while kill -0 $(cat pid) 2> /dev/null; do :; done\n"
+                      "echo 'CommError: rank 1 ended (status 0) after its 3rd step' >&2; exit 1")),
+            1);
+  expect_within(err(), {"rank 0 exited with status 1; rank 1 had ended (status 0); the end of what rank 0 wrote"});
+}
+
 TEST_F(SherdRun, IfAllBlameAPeerTheFirstIsShown) {
   auto options = shell(2, "[ $SHERD_RANK = 0 ] && { echo 'CommError: no answer' >&2; exit 3; }; " + kNoteAndWait);
   options.blame_window = 50ms;

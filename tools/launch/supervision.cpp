@@ -312,7 +312,17 @@ std::string Supervision::describe_failures() const {
     if (++named <= kMostNamed) text += "; " + describe_end(*rank);
     else ++others;
   }
-  return others == 0 ? text : fmt::format("{}; and {} more", text, others);
+  if (others > 0) text += fmt::format("; and {} more", others);
+  return blames_a_peer(*culprit) ? text + ended_well() : text;
+}
+
+/// "; rank 1 had ended (status 0)": whom a rank that has lost a peer may have waited for. Those that failed are told.
+std::string Supervision::ended_well() const {
+  std::vector<int> ranks;
+  for (const auto& rank : ranks_)
+    if (rank->status && !has_failed(*rank->status)) ranks.push_back(rank->rank);
+  if (ranks.empty()) return {};
+  return fmt::format("; rank{} {} had ended (status 0)", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
 /// One rank alone may be stopped as its user likes.

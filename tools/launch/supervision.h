@@ -77,6 +77,7 @@ class Supervision {
   void end_what_waits();
   const RankProcess* to_blame() const;
   std::string describe_failures() const;
+  std::string ended_well() const;
   void flush(OutputQueue& queue);
   int report();
   int status_after_signal() const;
