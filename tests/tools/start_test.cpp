@@ -67,6 +67,17 @@ TEST_F(Start, RanksOfSeveralHostsAreRefusedOnEachBeforeAnyWaitsForAnother) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30)) << "half of any deadline";
 }
 
+TEST_F(Start, AValueThatOnlyTheRanksShowToBeWrongIsNotTriedAgain) {
+  for (const auto& [flag, value, says] : {std::tuple("--batch", "5", "batch = 5 does not divide into 2 ranks"),
+                                          {"--mesh", "dp=3", "mesh = \"dp=3\" is for 3 ranks, this run has 2"}}) {
+    const ProgramEnd end = sherd({"run", "-n", "2", "--restarts", "3", "--backoff", "0", "--", SHERD_PROGRAM, "train",
+                                  config_file_, flag, value});
+    EXPECT_EQ(end.status, kUsage);
+    expect_within(end.err, {says});
+    EXPECT_EQ(end.err.find("restart"), end.err.npos) << end.err;
+  }
+}
+
 TEST_F(Start, RanksThatNobodyHasNumberedDoNotTrainAlone) {
   const ProgramEnd end = run_program({SHERD_PROGRAM, "train", config_file_}, {"PMI_SIZE=2", "PMI_RANK=0"}, kLimit);
   EXPECT_EQ(end.status, 1);

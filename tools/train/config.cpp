@@ -394,17 +394,19 @@ void check_has_source(const CommandLine& line) {
 void load_config_file(ConfigTable& table, const std::string& path) {
   try {
     load_toml_file(table, path);
-  } catch (const Error& error) {
-    if (path.ends_with(".toml") || !is_file_there(path)) throw;
-    fail("{}; if it is a text to train on, pass it as --data {}", error.message(), path);
+  } catch (const ExitError& error) {
+    if (path.ends_with(".toml")) throw;
+    throw ExitError(error.status(),
+                    fmt::format("{}; if it is a text to train on, pass it as --data {}", error.message(), path));
   }
 }
 
-bool is_good(TrainConfig config) {
+/// Empty if there is none.
+std::string problem_of(TrainConfig config) {
   try {
     resolve(config);
-    return true;
-  } catch (const Error&) { return false; }
+    return {};
+  } catch (const Error& error) { return error.message(); }
 }
 
 }  // namespace
@@ -480,7 +482,7 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
       say_on_stderr(fmt::format("resume from {}: saves go to {}, where that one lies; it was made in {}", config.resume,
                                 config.save, saved->save));
     go_on();  // the save may name the folder to save to, in which there is more of this job
-    const std::string text = take_ranks_there_are(config, given, rank.full_world_size);
+    const std::string text = as_usage([&] { return take_ranks_there_are(config, given, rank.full_world_size); });
     if (rank.rank == 0 && !text.empty()) say_on_stderr(text);
   } else if (!config.init_from.empty()) {
     check_usage(!line.words.empty() || !config.data.empty(),
@@ -491,10 +493,9 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
     resolve(config);
   } catch (const Error& error) {
     // What was given beside a save is at odds with it: that is said, and not what follows from it.
-    if (saved) check_resumes(*saved, config);
-    // A file that is good by itself leaves the flags.
-    if (line.flags.empty() || !is_good(of_file)) throw;
-    throw ExitError(kUsage, error.message());
+    if (saved) as_usage([&] { check_resumes(*saved, config); });
+    const bool is_of_file = !line.words.empty() && problem_of(of_file) == error.message();
+    throw ExitError(kUsage, is_of_file ? fmt::format("{}: {}", line.words[0], error.message()) : error.message());
   }
   return config;
 }

@@ -10,9 +10,9 @@ namespace sherd {
 enum ExitStatus : int {
   kDone = 0,
   kFailed = 1,
-  kUsage = 2,               ///< the command line is wrong: an unknown flag, a bad value, a missing argument
-  kDiverged = 3,            ///< the loss or the gradient norm was not finite, or the loss had jumped
-  kStoppedAndSaved = 4,     ///< ended by SIGTERM or SIGINT, after a save
+  kUsage = 2,            ///< the command line or the config is wrong: an unknown flag, a bad value, a missing argument
+  kDiverged = 3,         ///< the loss or the gradient norm was not finite, or the loss had jumped
+  kStoppedAndSaved = 4,  ///< ended by SIGTERM or SIGINT, after a save
   kStoppedWithoutSave = 5,  ///< ended by SIGTERM or SIGINT, and the save failed
 };
 
@@ -32,12 +32,16 @@ void check_usage(bool condition, fmt::format_string<Args...> format, Args&&... a
   if (!condition) throw ExitError(kUsage, fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// Returns what `read` makes of the command line; its Error is one of usage.
+/// Returns what `read` makes of the command line, or of a config file, perhaps with what the ranks show; its Error is
+/// one of usage, unless it is of a peer or of memory. Who starts ranks again does not after such an error: it would
+/// come again.
 template <class Read>
 decltype(auto) as_usage(Read&& read) {
   try {
     return read();
-  } catch (const ExitError&) { throw; } catch (const Error& error) {
+  } catch (const ExitError&) { throw; } catch (const CommError&) {
+    throw;
+  } catch (const OutOfMemory&) { throw; } catch (const Error& error) {
     throw ExitError(kUsage, error.message());
   }
 }

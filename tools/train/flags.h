@@ -103,7 +103,8 @@ void apply_flags(ConfigTable& table, const CommandLine& line);
 std::optional<std::vector<std::string>> read_command_line(ConfigTable& table, std::span<const std::string_view> args,
                                                           std::string_view usage);
 
-/// Sets the table's fields from TOML. Errors name file, line and key: syntax, unknown key, wrong type.
+/// Sets the table's fields from TOML. Errors name file, line and key: syntax, unknown key, wrong type; of a file they
+/// are of usage.
 void load_toml_file(ConfigTable& table, const std::string& path);
 void load_toml_text(ConfigTable& table, std::string_view text, const std::string& source);
 

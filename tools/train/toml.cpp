@@ -9,6 +9,7 @@
 
 #include "runtime/os/descriptor.h"
 #include "runtime/tensor/error.h"
+#include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
 
 // The only file that includes toml++, which costs seconds of compile time. Version 3.3 asserts on some malformed texts
@@ -98,12 +99,16 @@ std::string read_config(const std::string& path) {
     check(got >= 0, "cannot read the config \"{}\": {}", path, std::strerror(failure));
     if (got == 0) return text;
     text.append(part.data(), static_cast<std::size_t>(got));
-    check(text.size() <= kMaxBytes, "cannot read the config \"{}\": it is too large to be one", path);
+    check_usage(text.size() <= kMaxBytes, "cannot read the config \"{}\": it is too large to be one", path);
   }
 }
 
 }  // namespace
 
-void load_toml_file(ConfigTable& table, const std::string& path) { load_toml_text(table, read_config(path), path); }
+// What it holds is as wrong as flags are; that it cannot be read may be over by the next start.
+void load_toml_file(ConfigTable& table, const std::string& path) {
+  const std::string text = read_config(path);
+  as_usage([&] { load_toml_text(table, text, path); });
+}
 
 }  // namespace sherd

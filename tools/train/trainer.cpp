@@ -74,26 +74,28 @@ void Trainer::open_group() {
   retention_.keep = static_cast<int>(config_.keep);
   retention_.keep_every = config_.keep_every;
   together(*group_, [&] { device_ = open_device(config_.device, group_->size(), config_.memory_limit); });
-  mesh_.emplace(config_.mesh, group_, config_.link);  // its groups have the deadline of this one
+  as_usage([&] { mesh_.emplace(config_.mesh, group_, config_.link); });  // its groups have the deadline of this one
   if (group_->size() > 1) RankContext::current().rank_text = mesh_->rank_text();
 }
 
 void Trainer::agree_on_config() {
   asked_mesh_ = config_.mesh;
   const std::vector<std::string> texts = gather_text(*group_, to_toml(config_));
-  together(*group_, [&] {
-    resolve(config_);
-    for (std::size_t r = 1; r < texts.size(); ++r) {
-      const std::string difference =
-          config_difference(train_config_from_toml(texts[0], "rank 0"), "rank 0",
-                            train_config_from_toml(texts[r], "another rank"), fmt::format("rank {}", r));
-      check(difference.empty(), "the ranks have different configs: {}", difference);
-    }
-  });
-  place_replicas();
-  together(*group_, [&] {
-    local_batch_ =
-        local_batch(config_, place_ ? place_->data_ranks : count_data_ranks(mesh_of(config_.mesh, group_->size())));
+  as_usage([&] {
+    together(*group_, [&] {
+      resolve(config_);
+      for (std::size_t r = 1; r < texts.size(); ++r) {
+        const std::string difference =
+            config_difference(train_config_from_toml(texts[0], "rank 0"), "rank 0",
+                              train_config_from_toml(texts[r], "another rank"), fmt::format("rank {}", r));
+        check(difference.empty(), "the ranks have different configs: {}", difference);
+      }
+    });
+    place_replicas();
+    together(*group_, [&] {
+      local_batch_ =
+          local_batch(config_, place_ ? place_->data_ranks : count_data_ranks(mesh_of(config_.mesh, group_->size())));
+    });
   });
 }
 
@@ -113,16 +115,24 @@ void Trainer::open_data() {
     return compare_data();
   }
   if (!resumed_ && !config_.init_from.empty()) open_initial();
+  std::optional<TrainConfig> saved;
   together(*group_, [&] {
-    check(!config_.data.empty(), "there is no text to train on: set `data` in the config or pass --data PATH");
+    if (!resumed_) return;
+    saved = train_config_from_toml(resumed_->manifest().config, config_.resume);
+    check(!resumed_->manifest().vocabulary.empty(),
+          "resume from {}: it holds weights that were converted, and no run; begin one on them by --init-from {}",
+          config_.resume, config_.resume);
+    if (config_.vocabulary == "auto") config_.vocabulary = saved->vocabulary;
+  });
+  as_usage([&] {
+    together(*group_, [&] {
+      check(!config_.data.empty(), "there is no text to train on: set `data` in the config or pass --data PATH");
+      if (resumed_) check_recipe_of(resumed_->manifest());
+    });
+  });
+  together(*group_, [&] {
     if (resumed_) {
-      const TrainConfig saved = train_config_from_toml(resumed_->manifest().config, config_.resume);
-      check(!resumed_->manifest().vocabulary.empty(),
-            "resume from {}: it holds weights that were converted, and no run; begin one on them by --init-from {}",
-            config_.resume, config_.resume);
-      if (config_.vocabulary == "auto") config_.vocabulary = saved.vocabulary;
-      check_recipe_of(resumed_->manifest());
-      say_what_changes(saved);
+      say_what_changes(*saved);
       data_ = std::make_shared<TokenData>(
           TokenData::open(config_.data, Vocabulary::from_text(resumed_->manifest().vocabulary)));
     } else {

@@ -132,10 +132,10 @@ void Trainer::resume() {
     log_.skipped_steps = skipped_steps_;
     if (manifest.state.contains(kWatchOfSave))
       log_.watch = watch_history_from_text(manifest.state_value<std::string>(kWatchOfSave), config_.resume);
-    check(first_step_ <= config_.steps,
-          "resume from {}: it has made {} steps, this run asks for {} in all; pass a larger --steps", config_.resume,
-          first_step_, config_.steps);
   });
+  check_usage(first_step_ <= config_.steps,
+              "resume from {}: it has made {} steps, this run asks for {} in all; pass a larger --steps",
+              config_.resume, first_step_, config_.steps);
   resumed_.reset();
 }
 
