@@ -58,6 +58,7 @@ void GradientInbox::layout_changed() {
   if (const UnitLayout* owned = buffers_.owned()) owned_.emplace(*owned);
   held_.reset();
   holding_changed();
+  reduction_changed();
 }
 
 GradientInbox::~GradientInbox() {
