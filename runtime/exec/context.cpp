@@ -113,9 +113,7 @@ RankMemory& RankMemory::adopt() {
 }
 
 const std::string* RankContext::intern(std::string_view text) {
-  for (const auto& s : interned_)
-    if (*s == text) return s.get();
-  return interned_.emplace_back(std::make_unique<std::string>(text)).get();
+  return &*interned_.emplace(text).first;
 }
 
 RankScope::RankScope(std::string rank_text, RankOptions options) : outer_(RankMemory::current_), context_(options) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 #include "runtime/exec/backend.h"
@@ -121,7 +122,7 @@ class RankContext final : public RankMemory {
   void close_queues() noexcept;
   void end_states() noexcept;
 
-  std::vector<std::unique_ptr<std::string>> interned_;
+  std::unordered_set<std::string> interned_;
   std::vector<Ref<Queue>> queues_;
   std::vector<std::unique_ptr<DeviceContext>> devices_;
   std::vector<State> states_;      // by index

@@ -16,11 +16,8 @@ void ShardTree::add(FullyShardHook& hook) {
   hook.id_ = static_cast<UnitId>(hooks.size());
   hooks.push_back(&hook);
   news.push_back(hook.weak_from_this());
+  num_gathering += hook.gathers() ? 1 : 0;
   for (const auto& unit : hook.units) unit->inbox.set_end(end);
-}
-
-bool ShardTree::gathers() const {
-  return std::ranges::any_of(hooks, [](const FullyShardHook* hook) { return hook && hook->gathers(); });
 }
 
 void ShardTree::agree() {

@@ -35,13 +35,14 @@ struct ShardTree {
       std::make_shared<BackwardEnd>([this] { end_backward(is_last); }, [this] { agree(); });
   int depth = 0;                                    // of wrapped forwards that run
   bool is_last = true;                              // the next backward, of those that belong together
+  int num_gathering = 0;                            // hooks whose gathers communicate
   bool is_whole = true;                             // no module was wrapped below the root since it was linked
   std::vector<std::weak_ptr<FullyShardHook>> late;  // those that were without values then
   std::vector<std::weak_ptr<FullyShardHook>> news;  // whose units have not been compared with other ranks'
 
   void add(FullyShardHook& hook);
   /// Whether a forward communicates: parameters are sharded over ranks.
-  bool gathers() const;
+  bool gathers() const { return num_gathering > 0; }
   /// Compares units that are new with other ranks' (unit_agreement.h). Before any of them communicates.
   void agree();
   /// All are new again. After an error: it may have met some ranks when they had compared, and others just before.
@@ -73,7 +74,9 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   /// Makes its units; its modules have it as a hook after that.
   explicit FullyShardHook(PlannedCall call);
   ~FullyShardHook() override {
-    if (tree_) tree_->hooks[static_cast<std::size_t>(id_)] = nullptr;
+    if (!tree_) return;
+    tree_->hooks[static_cast<std::size_t>(id_)] = nullptr;
+    tree_->num_gathering -= gathers() ? 1 : 0;
   }
 
   void before_forward(Module& module) override;
