@@ -10,9 +10,7 @@
 #include <vector>
 
 #include "runtime/exec/context.h"
-#include "runtime/op/capture_sink.h"
 #include "runtime/op/ops.h"
-#include "runtime/op/step_names.h"
 
 namespace sherd::nn {
 
@@ -24,8 +22,6 @@ constexpr std::int64_t kFirstPlaces = 64;
 class Counters final : public Slot {
  public:
   Counters() : Slot("random_step"), calls_("random_calls"), kept_("random_calls_kept") {
-    name_setting(setting_, "random rows");
-    write_setting();
     set(Tensor::scalar(0, DType::i64));
     for (Slot* slot : {&calls_, &kept_}) slot->set(zeros({kFirstPlaces}, DType::i64));
     one_call_ = full({}, kOneCall, DType::i64);
@@ -45,16 +41,12 @@ class Counters final : public Slot {
   }
   void take_back() { copy_into(calls_.value(), kept_.value()); }
   const DrawnBy& drawn_by() const {
-    if (CaptureSink* capture = RankContext::current().capture) capture->setting_read(setting_);
-    return drawn_by_;
+    drawn_by_.read_all();
+    return drawn_by_.all();
   }
-  void set_seed(std::uint64_t seed) {
-    if (std::exchange(drawn_by_.seed, seed) != seed) write_setting();
-  }
+  void set_seed(std::uint64_t seed) { drawn_by_.set<&DrawnBy::seed>(seed); }
   void set_part(const std::optional<BatchPart>& part) {
-    if (std::exchange(drawn_by_.part, part) == part) return;
-    ++num_parts_;
-    write_setting();
+    if (drawn_by_.set_unseen<&DrawnBy::part>(part)) drawn_by_.set<&DrawnBy::parts>(drawn_by_.all().parts.next());
   }
   /// A number of its own for a row; its count is 0.
   std::int64_t take() {
@@ -92,17 +84,7 @@ class Counters final : public Slot {
     }
   }
 
-  // The part itself is not that of other ranks, whose program is to be the same.
-  void write_setting() {
-    setting_->text = fmt::format("random rows have seed {} and {}", drawn_by_.seed,
-                                 drawn_by_.part ? fmt::format("part {} that set_batch_part() has set", num_parts_)
-                                                : "the parts of the batch that units have");
-    if (CaptureSink* capture = RankContext::current().capture) capture->setting_changed(setting_);
-  }
-
-  DrawnBy drawn_by_;
-  std::int64_t num_parts_ = 0;  // that were set
-  const std::shared_ptr<StepSetting> setting_ = std::make_shared<StepSetting>();
+  HostState<DrawnBy> drawn_by_{[](const void*) { return std::string("random rows"); }, this};
   Slot calls_;
   Slot kept_;  // as of the last update
   Tensor one_call_;

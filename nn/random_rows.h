@@ -7,6 +7,7 @@
 
 #include "nn/init.h"
 #include "runtime/autograd/slot.h"
+#include "runtime/op/host_state.h"
 
 namespace sherd::nn {
 
@@ -35,10 +36,13 @@ struct BatchPart {
 /// record again after a change. Error unless the rows lie among all.
 void set_batch_part(std::optional<BatchPart> part);
 
-/// What the two have set.
+/// What the two have set. The part itself is not that of other ranks, whose programs are to be the same.
 struct DrawnBy {
   std::uint64_t seed = 0;
   std::optional<BatchPart> part{};
+  Changes parts{};  ///< that were set
+  static constexpr AttrField fields[] = {attr<&DrawnBy::seed>("seed").seen_by(SeenBy::guard, "each random row"),
+                                         attr<&DrawnBy::parts>("batch_part").seen_by(SeenBy::guard, "each random row")};
 };
 /// For those who draw. A step that is being captured notes that it depends on it.
 const DrawnBy& drawn_by();

@@ -14,7 +14,7 @@ class Dropout : public Layer<Dropout> {
   Tensor forward(const Tensor& x);
 
  private:
-  double p_;
+  const double p_;
   RandomCalls calls_;
 };
 

@@ -110,12 +110,6 @@ void Slot::set_sink(GradSink* sink, std::size_t place) {
 
 namespace {
 
-/// Of all slots of a rank: a step that completes gradients runs their hooks.
-struct GradHooks {
-  std::int64_t added = 0;
-  static constexpr AttrField fields[] = {
-      attr<&GradHooks::added>("added").seen_by(SeenBy::guard, "every gradient that is complete")};
-};
 struct RankGradHooks {
   HostState<GradHooks> state{[](const void*) { return std::string("gradient hooks"); }, this};
 };

@@ -12,6 +12,13 @@ namespace sherd {
 
 class Slot;
 
+/// What completing gradients reads of the slots of a rank beside them.
+struct GradHooks {
+  std::int64_t added = 0;
+  static constexpr AttrField fields[] = {
+      attr<&GradHooks::added>("added").seen_by(SeenBy::guard, "every gradient that is complete")};
+};
+
 /// Where gradients of a slot land. The default keeps them in slot.grad(); fully_shard puts its group's buffer here.
 class GradSink {
  public:

@@ -90,6 +90,11 @@ class HostState final : public StateCells {
   }
   /// The values, likewise.
   const S& all() const { return now_; }
+  /// Sets a member that is no field, which nobody sees by itself; returns whether it is another value.
+  template <auto Member, class T>
+  bool set_unseen(T value) {
+    return std::exchange(now_.*Member, value) != value;
+  }
   /// The step that is being recorded has read every field.
   void read_all() const {
     for (std::size_t i = 0; i < std::size(S::fields); ++i) read(i);

@@ -9,6 +9,7 @@
 #include "compile/passes/pass.h"
 #include "compile/passes/place_eager.h"
 #include "compile/passes/ssa.h"
+#include "runtime/exec/context.h"
 #include "runtime/op/attr_text.h"
 #include "runtime/op/unit.h"
 #include "tests/compile/mutate.h"
@@ -80,6 +81,7 @@ TEST(ProgramText, ReadsBackAsTheProgram) {
 }
 
 TEST(ProgramText, HasAllThatAProgramConsistsOf) {
+  const RankScope rank;  // where nobody has added hooks
   Slot w("w", true), lr("lr");
   w.set(drawn({2, 3}, "w"));
   lr.set(Tensor::scalar(0.5));
