@@ -10,6 +10,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
+#include "runtime/os/host_memory.h"
 #include "runtime/tensor/nearest.h"
 
 namespace sherd::nn {
@@ -148,8 +149,30 @@ Parameter& Module::parameter(std::string_view wanted) const {
   fail("no parameter \"{}\"{}", wanted, did_you_mean(wanted, names));
 }
 
+namespace {
+// Of this rank's parts; said before any of them is there, where the host would run out of memory in the middle.
+void check_fits_memory(const std::vector<Parameter*>& parameters, Device device) {
+  std::int64_t bytes = 0;
+  for (const Parameter* p : parameters)
+    if (const Tensor local = p->sharded_value().local(); local.is_meta()) bytes += local.bytes();
+  const RankContext& context = RankContext::current();
+  if (context.is_ghost()) return;
+  const Allocator& allocator = RankContext::current().allocator(device);
+  if (const std::int64_t limit = allocator.limit(); limit > 0 && bytes > limit)
+    throw OutOfMemory(fmt::format("out of memory: the parameters alone take {} on this rank, and the limit is {}",
+                                  format_bytes(bytes), format_bytes(limit)));
+  if (device != Device::cpu()) return;
+  const std::int64_t ranks = context.num_ranks_here, host = host_memory();
+  check(bytes <= host / ranks,
+        "the parameters alone take {} on this rank, and the host has {} for {} rank{}: shard them over more hosts, or "
+        "take a smaller model",
+        format_bytes(bytes), format_bytes(host), ranks, ranks == 1 ? "" : "s");
+}
+}  // namespace
+
 void Module::give_memory(Device device, const std::function<void(Parameter&)>& then) {
   check(!device.is_meta(), "parameters are given bytes here, and the meta device has none");
+  check_fits_memory(parameters(), device);
   for_each_module([device](Module& m) {
     for (const auto& hook : m.hooks_) hook->before_materialize(m, device);
     for (const auto& buffer : m.buffers_)

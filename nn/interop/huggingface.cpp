@@ -127,6 +127,8 @@ std::vector<HuggingFaceWeights::Match> HuggingFaceWeights::match_names() {
   const auto take = [&](const NameRule& rule, std::int64_t block) {
     const std::string name = name_in_block(rule.theirs, block);
     const Stored* stored = find_stored(name);
+    // Of two that are tied a file may hold either.
+    if (!stored && has_tied_head(config_) && rule.ours[0] == kEmbedding) stored = find_stored(table.head.theirs);
     check(stored, "\"{}\" lacks the tensor \"{}\" of the model that its config.json describes", dir_, name);
     known.insert(stored->entry);
     Match match{*stored, {}, rule.transposed};
@@ -141,7 +143,7 @@ std::vector<HuggingFaceWeights::Match> HuggingFaceWeights::match_names() {
       if (is_per_block(rule)) take(rule, block);
   if (!has_tied_head(config_)) {
     take(table.head, 0);
-  } else if (const Stored* copy = find_stored(table.head.theirs)) {
+  } else if (const Stored* copy = find_stored(table.head.theirs); copy && !known.contains(copy->entry)) {
     known.insert(copy->entry);
     tied_head_ = Source{*copy, copy->entry->shape};
   }
@@ -181,7 +183,7 @@ void HuggingFaceWeights::match_shapes(const std::vector<Match>& matches) {
   for (const auto& [name, shape] : shapes)
     check(sources_.contains(name), "the name table has no tensor for our parameter \"{}\"", name);
   if (!tied_head_) return;
-  const TensorEntry &head = *tied_head_->stored.entry, &embedding = *sources_.at("tok.weight").stored.entry;
+  const TensorEntry &head = *tied_head_->stored.entry, &embedding = *sources_.at(std::string(kEmbedding)).stored.entry;
   check(head.shape == embedding.shape && head.dtype == embedding.dtype,
         "\"{}\": tensor \"{}\" is {}{}, but it is tied to \"{}\", which is {}{}", tied_head_->stored.file->path(),
         head.name, name(head.dtype), to_string(head.shape), embedding.name, name(embedding.dtype),
@@ -225,7 +227,7 @@ void HuggingFaceWeights::load(const std::string& name, const Source& source, Par
       for (int d = 1; d < part.ndim(); ++d) part = narrow(std::move(part), d, box.offset[d], box.shape[d]);
       copy_into(values, std::move(part));
     }
-    if (tied_head_ && name == "tok.weight") check_tied_head(source, box.offset[0], box.shape[0]);
+    if (tied_head_ && name == kEmbedding) check_tied_head(source, box.offset[0], box.shape[0]);
   }
   leave_memory(value);
   parameter.reshard();  // what is gathered of the old values is stale

@@ -123,11 +123,17 @@ void read_rope(const json& object, LlamaConfig& config) {
   }
 }
 
+/// One that is not small beside a variance of 1 leaves nothing of what is normalised.
+void check_eps(std::string_view key, double eps) {
+  check(eps > 0 && eps <= 1, "\"{}\" is {}; it must be above 0 and at most 1", key, eps);
+}
+
 GptConfig read_gpt(const json& object) {
   GptConfig config;
   config.gelu = GeluKind::tanh;
   read_keys<GptConfig>(object, kGptKeys, config);
   check_fixed(object, kGptFixed);
+  check_eps("layer_norm_epsilon", config.norm_eps);
   check_heads("n_embd", config.width, "n_head", config.heads);
   if (config.hidden == 0) config.hidden = 4 * config.width;
   if (const json* value = find(object, "activation_function")) {
@@ -147,6 +153,7 @@ LlamaConfig read_llama(const json& object) {
   config.norm_eps = 1e-6;
   read_keys<LlamaConfig>(object, kLlamaKeys, config);
   check_fixed(object, kLlamaFixed);
+  check_eps("rms_norm_eps", config.norm_eps);
   read_rope(object, config);
   if (config.kv_heads == 0) config.kv_heads = config.heads;
   check_heads("hidden_size", config.width, "num_attention_heads", config.heads);

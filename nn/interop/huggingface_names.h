@@ -19,6 +19,9 @@ struct NameRule {
   bool transposed = false;
 };
 
+/// What a tied head shares, by our name.
+inline constexpr std::string_view kEmbedding = "tok.weight";
+
 struct NameTable {
   /// Files saved from the model without its head leave this out of all names that start with it.
   std::string_view prefix;

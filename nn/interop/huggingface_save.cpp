@@ -123,7 +123,7 @@ std::vector<PlannedFile> plan_like(const std::vector<PlannedTensor>& tensors, co
         tensor.transposed = found->second->transposed;
         tensor.is_zero = found->second->is_zero;
       } else if (entry.name == table.head.theirs) {
-        tensor.ours = {"tok.weight"};  // tied, and stored all the same
+        tensor.ours = {std::string(kEmbedding)};  // tied, and stored all the same
       }
       file.bytes += entry.bytes;
       file.tensors.push_back(std::move(tensor));

@@ -234,6 +234,8 @@ TEST_F(BadHuggingFace, ConfigsOfOtherModelsAreRefusedByName) {
   expect_config_refused({{"num_key_value_heads", 4}}, {"num_key_value_heads", "4", "6"});
   expect_config_refused({{"num_hidden_layers", 1'000'000'000}}, {"model.layers.2."});  // at once, at the first missing
   expect_config_refused({{"rms_norm_eps", "small"}}, {"rms_norm_eps", "small"});
+  expect_config_refused({{"rms_norm_eps", 1e308}}, {"rms_norm_eps", "1e+308", "at most 1"});
+  expect_config_refused({{"rms_norm_eps", 0}}, {"rms_norm_eps", "0"});
   expect_config_refused({{"tie_word_embeddings", 1}}, {"tie_word_embeddings"});
   dir_.write("config.json", "{");
   expect_refused({"config.json", "JSON"});
@@ -323,6 +325,28 @@ TEST_F(BadGpt2, ATiedHeadThatDiffersIsRefused) {
   });
   const HuggingFaceWeights weights(dir_.path());
   expect_error([&] { loaded(weights); }, {"lm_head.weight", "wte.weight", "tie_word_embeddings"});
+}
+
+// As transformers 5 loads it: of two that are tied a file holds either.
+TEST(HuggingFaceTied, TheHeadAloneIsTheEmbedding) {
+  TempDir dir;
+  fs::copy(directory_of("llama_tied"), dir.path(), fs::copy_options::recursive);
+  const std::string path = dir / "model.safetensors";
+  std::vector<std::string> bytes;
+  std::vector<TensorBytes> tensors;
+  {
+    const auto file = SafetensorsFile::open(path);
+    for (const TensorEntry& entry : file.tensors()) bytes.push_back(bytes_of(file, entry));
+    for (std::size_t i = 0; i < bytes.size(); ++i)
+      tensors.push_back({file.tensors()[i], std::as_bytes(std::span(bytes[i]))});
+  }
+  for (TensorBytes& tensor : tensors)
+    if (tensor.name == "model.embed_tokens.weight") tensor.name = "lm_head.weight";
+  write_safetensors(path, tensors);
+  const auto whole = loaded(HuggingFaceWeights(directory_of("llama_tied"))),
+             head = loaded(HuggingFaceWeights(dir.path()));
+  for (const auto& [name, parameter] : whole->named_parameters())
+    EXPECT_TRUE(same_bits(parameter->value(), head->parameter(name).value())) << name;
 }
 
 // The last bytes of the file are the last rows of one tensor: only the rank that holds them reads them.

@@ -396,5 +396,25 @@ TEST(Module, PrintsWhatThisRankHolds) {
   });
 }
 
+// Sizes are those of meta tensors, so nothing of a model that fits nowhere is made before it is refused.
+TEST(Module, ParametersThatFitNowhereAreRefusedBeforeAnyIsThere) {
+  struct Huge : Layer<Huge> {
+    Huge() { add_parameter("w", {std::int64_t{1} << 20, std::int64_t{1} << 24}, Init::zeros()); }
+  };
+  Huge huge;
+  const Accounting& account = RankContext::current().allocator().accounting();
+  const std::int64_t before = account.total();
+  testing::expect_error([&] { huge.materialize(); }, {"the parameters alone take", "70.4 TB", "the host has"});
+  testing::expect_error([&] { huge.allocate(); }, {"the parameters alone take"});
+  EXPECT_EQ(account.total(), before);
+
+  Allocator& allocator = RankContext::current().allocator();
+  nn::Linear small(100, 100);
+  allocator.set_limit(1000);
+  EXPECT_THROW(small.materialize(), OutOfMemory);
+  allocator.set_limit(0);
+  small.materialize();
+}
+
 }  // namespace
 }  // namespace sherd::nn

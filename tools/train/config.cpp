@@ -329,7 +329,7 @@ void check_model(const TrainConfig::Model& m) {
   check(m.dropout == 0 || m.style == "gpt2", "model.dropout = {} is for gpt2 models; a llama model has none",
         m.dropout);
   check(m.rope_theta > 0, "model.rope_theta must be positive, got {}", m.rope_theta);
-  check(m.norm_eps > 0, "model.norm_eps must be positive, got {}", m.norm_eps);
+  check(m.norm_eps > 0 && m.norm_eps <= 1, "model.norm_eps must be above 0 and at most 1, got {}", m.norm_eps);
   check(m.init_std > 0, "model.init_std must be positive, got {}", m.init_std);
 }
 
