@@ -10,6 +10,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/temp_dir.h"
+#include "tools/cli/capture_notice.h"
 #include "tools/cli/progress.h"
 #include "tools/train/version.h"
 
@@ -64,6 +65,10 @@ TEST(Metrics, StepLineHasTheKeysOfTheFormatInOrder) {
 TEST(Metrics, ValidationLossOnlyAfterAnEvaluation) {
   StepMetrics m = example();
   EXPECT_FALSE(json::parse(step_line(m)).contains("val_loss"));
+  EXPECT_FALSE(json::parse(step_line(m)).contains("captured"));
+  m.captured = {false, "recorded: there is no graph yet"};
+  EXPECT_EQ(json::parse(step_line(m))["captured"], false);
+  EXPECT_EQ(json::parse(step_line(m))["why"], "recorded: there is no graph yet");
   m.val_loss = 1.9;
   EXPECT_EQ(json::parse(step_line(m))["val_loss"], 1.9);
 }
@@ -152,6 +157,29 @@ TEST(Metrics, FileThatCannotBeWrittenIsNamed) {
 }
 
 // ---- the status line ----
+
+TEST(CaptureNotice, SaysWhatIsNotReplayedOnceForEachReason) {
+  CaptureNotice notice;
+  std::vector<std::string> said;
+  StepMetrics m;
+  EXPECT_EQ(notice.of(m), "") << "nothing is to be captured";
+  const auto call = [&](bool is_replay, const char* why) {
+    ++m.step;
+    m.captured = {is_replay, why};
+    said.push_back(notice.of(m));
+  };
+  call(false, "ran eagerly: lazy state settles in the first call");
+  call(false, "recorded: there is no graph yet");
+  call(false, "recorded: the second time, to compare");
+  for (int i = 0; i < 2; ++i) call(true, "replayed");
+  for (int i = 0; i < 2; ++i) call(false, "ran eagerly: a");
+  call(false, "recorded: b");
+  call(true, "replayed");
+  call(false, "recorded: b");
+  EXPECT_EQ(said, (std::vector<std::string>{"", "", "", "", "", "step 6 is not captured: ran eagerly: a", "",
+                                            "step 8 is not captured: recorded: b", "",
+                                            "step 10 is not captured: recorded: b"}));
+}
 
 TEST(Progress, LineNamesWhatMatters) {
   const ProgressState state{

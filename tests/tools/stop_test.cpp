@@ -5,6 +5,8 @@
 
 #include <cmath>
 #include <filesystem>
+#include <map>
+#include <utility>
 
 #include "nn/checkpoint/manifest.h"
 #include "runtime/op/ops.h"
@@ -96,6 +98,52 @@ TEST_F(Stop, AnEvaluationIsLeftAndTheLastStepEndsAsEver) {
   run_ranks(2, [&](const Group& group) {
     EXPECT_EQ(Trainer(last, group).run([](const StepMetrics&) {}, [] { return SIGTERM; }).stopped_by, 0);
   });
+}
+
+// The losses are those of a run that nobody has stopped; so is the metrics line, but for when it was written.
+TEST_F(Stop, AnEvaluationThatWasLeftIsMadeFirstByTheResume) {
+  config_.eval_every = 1;
+  config_.eval_batches = 0;
+  config_.steps = 2;
+  std::map<std::int64_t, double> whole;
+  run_ranks(1, [&](const Group& group) {
+    Trainer(config_, group).run([&](const StepMetrics& m) { whole[m.step] = m.val_loss.value(); });
+  });
+  for (const std::int64_t stopped : {1, 2}) {  // the last one too
+    const TempDir folder;
+    TrainConfig config = config_;
+    config.save = folder.path();
+    run_ranks(2, [&](const Group& group) {
+      Trainer trainer(config, group);
+      std::int64_t step = 0;
+      bool is_in_evaluation = false;
+      trainer.run([&](const StepMetrics& m) { step = m.step; },
+                  [&] { return std::exchange(is_in_evaluation, step + 1 >= stopped) ? SIGTERM : 0; });
+      EXPECT_NE(trainer.owed_line().find(fmt::format("\"step\":{}", stopped)), std::string::npos)
+          << trainer.owed_line();
+    });
+    config.resume = folder.path();
+    config.save = folder / "on";
+    for (const bool again : {true, false})  // a stop in the owed one leaves it owed
+      run_ranks(2, [&](const Group& group) {
+        Trainer trainer(config, group);
+        std::vector<std::string> lines;
+        trainer.when_owed_is_made([&](const std::string& line, std::int64_t step, double loss) {
+          EXPECT_EQ(step, stopped);
+          EXPECT_DOUBLE_EQ(loss, whole.at(step));
+          lines.push_back(line);
+        });
+        std::map<std::int64_t, double> rest;
+        trainer.run([&](const StepMetrics& m) { rest[m.step] = m.val_loss.value_or(-1); },
+                    [&] { return again ? SIGTERM : 0; });
+        EXPECT_EQ(trainer.owed_line().empty(), !again);
+        if (again || group->rank() != 0) return;
+        ASSERT_EQ(lines.size(), 1u);
+        EXPECT_NE(lines[0].find("\"val_loss\""), std::string::npos);
+        EXPECT_EQ(rest.size(), static_cast<std::size_t>(2 - stopped));
+        for (const auto& [step, loss] : rest) EXPECT_DOUBLE_EQ(loss, whole.at(step));
+      });
+  }
 }
 
 TEST_F(Stop, ASaveThatFailsIsAStatusOfItsOwn) {

@@ -7,6 +7,7 @@
 
 #include "runtime/comm/group/host_group.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/near.h"
 #include "tests/tools/tiny_run.h"
 
 namespace sherd::testing {
@@ -210,6 +211,30 @@ TEST(TrainStep, SeparateModelsAreRefused) {
   config.fully_shard = false;
   run_ranks(2, [&](const Group& group) {
     expect_error([&] { train(config, group, 0); }, {"fully_shard = false", "2 separate models"});
+  });
+}
+
+// Training and evaluation are captured apart, so neither waits for the other to be recorded again.
+TEST(TrainStep, AnEvaluationBetweenUpdatesIsCapturedBesideThem) {
+  run_ranks(2, [](const Group& group) {
+    TrainConfig config = tiny_model();
+    TrainStep eager(config, JobMesh("", group), Device::cpu(), kVocabulary);
+    config.compile = true;
+    TrainStep captured(config, JobMesh("", group), Device::cpu(), kVocabulary);
+    const auto [tokens, targets] = batch_of(group->rank(), 100);
+    for (std::int64_t i = 0; i < 6; ++i) {
+      for (TrainStep* step : {&eager, &captured}) {
+        step->set_step(i);
+        step->model().train(true);
+      }
+      const auto [x, y] = batch_of(group->rank(), i);
+      EXPECT_TRUE(same_bits(captured.update(x, y).loss, eager.update(x, y).loss)) << i << " " << captured.how();
+      EXPECT_TRUE(same_bits(captured.evaluate(tokens, targets), eager.evaluate(tokens, targets)))
+          << i << " " << captured.how_evaluated();
+    }
+    EXPECT_TRUE(captured.is_captured()) << captured.how();
+    EXPECT_EQ(captured.how_evaluated(), "replayed");
+    EXPECT_EQ(eager.how_evaluated(), "eager");
   });
 }
 

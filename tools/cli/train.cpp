@@ -14,6 +14,7 @@
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
+#include "tools/cli/capture_notice.h"
 #include "tools/cli/command.h"
 #include "tools/cli/cpu_share.h"
 #include "tools/cli/progress.h"
@@ -46,7 +47,8 @@ TrainSummary run(Trainer& trainer, const TrainConfig& config, const Trainer::Ste
 /// The file goes on from what an earlier group of the run has written, whose last line may be missing or incomplete.
 std::optional<MetricsFile> open_metrics(Trainer& trainer, const TrainConfig& config) {
   if (config.metrics.empty()) return std::nullopt;
-  const std::int64_t complete = trainer.first_step() - (trainer.last_line().empty() ? 0 : 1);
+  const std::int64_t complete =
+      trainer.first_step() - (trainer.last_line().empty() && trainer.owed_line().empty() ? 0 : 1);
   const std::string header = header_line(trainer.config(), trainer.group().size());
   // The rank of an earlier group that had the file was killed, which takes a moment.
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(trainer.goes_on() ? 10 : 0);
@@ -89,16 +91,21 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
     if (std::exchange(prints_units, false)) print(stdout, nn::print_units(trainer.model()));
   };
   TrainSummary summary;
+  CaptureNotice notice;
   {
     Progress progress(stderr, ::isatty(STDERR_FILENO) != 0);
     const auto observe = [&](const StepMetrics& m) {
       print_units_once();
       if (file) file->write(step_line(m));
-      std::int64_t memory = 0;
-      for (std::int64_t bytes : m.memory_bytes) memory += bytes;
-      progress.show({m.step, config.steps, m.loss, m.tokens_per_second, memory}, Progress::Clock::now());
+      progress.show({m.step, config.steps, m.loss, m.tokens_per_second, m.memory_peak_bytes}, Progress::Clock::now());
+      if (const std::string text = notice.of(m); !text.empty()) progress.message(text);
       if (m.val_loss) progress.message(fmt::format("step {}  validation loss {:.4f}", m.step, *m.val_loss));
     };
+    trainer.when_owed_is_made([&](const std::string& line, std::int64_t step, double val_loss) {
+      if (file) file->write(line);
+      progress.message(
+          fmt::format("step {}  validation loss {:.4f}, owed by the run that was stopped", step, val_loss));
+    });
     summary = run(trainer, config, observe);
   }
   print_units_once();
@@ -108,6 +115,9 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
                               config.steps));
     return summary;
   }
+  if (!trainer.owed_line().empty() && !config.save.empty())
+    print(stderr,
+          fmt::format("the evaluation of step {} was left; --resume {} makes it first\n", summary.steps, config.save));
   print(stdout, train_report(trainer, config, summary));
   if (summary.stopped_by != 0)
     print(stderr, fmt::format("stopped by {} after step {} of {}; --resume {} goes on from there\n",

@@ -95,9 +95,14 @@ std::string step_line(const StepMetrics& metrics) {
                        {"exposed_comm_seconds", metrics.exposed_comm_seconds},
                        {"exposed_transfer_seconds", metrics.exposed_comm_seconds - metrics.exposed_skew_seconds},
                        {"exposed_skew_seconds", metrics.exposed_skew_seconds},
+                       {"memory_peak_bytes", metrics.memory_peak_bytes},
                        {"memory_bytes", std::move(memory)}};
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.loss_scale || metrics.skipped_steps > 0) line["skipped_steps"] = metrics.skipped_steps;
+  if (metrics.captured) {
+    line["captured"] = metrics.captured->is_replay;
+    line["why"] = metrics.captured->why;
+  }
   if (metrics.val_loss) line["val_loss"] = *metrics.val_loss;
   if (metrics.save) line["save"] = {{"copied_bytes", metrics.save->copied_bytes}, {"seconds", metrics.save->seconds}};
   if (metrics.times) line["run_times"] = times_to_json(*metrics.times);

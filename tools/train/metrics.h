@@ -22,12 +22,19 @@ struct StepMetrics {
   std::int64_t tokens = 0;  ///< of this step, over all ranks
   double tokens_per_second = 0;
   double step_seconds = 0;
-  double exposed_comm_seconds = 0;   ///< the rank's thread waited for collectives: until all ranks had come, and then
-  double exposed_skew_seconds = 0;   ///< for their transfers; this is the first part
-  std::optional<double> loss_scale;  ///< of this step, if the loss is scaled
-  std::int64_t skipped_steps = 0;    ///< without an update, this one and those before a resume included
-  CategoryBytes memory_bytes{};
-  std::optional<double> val_loss;  ///< of steps with an evaluation
+  double exposed_comm_seconds = 0;     ///< the rank's thread waited for collectives: until all ranks had come, and then
+  double exposed_skew_seconds = 0;     ///< for their transfers; this is the first part
+  std::optional<double> loss_scale;    ///< of this step, if the loss is scaled
+  std::int64_t skipped_steps = 0;      ///< without an update, this one and those before a resume included
+  CategoryBytes memory_bytes{};        ///< the most of each category within the step; their moments differ
+  std::int64_t memory_peak_bytes = 0;  ///< the most of all together
+  std::optional<double> val_loss;      ///< of steps with an evaluation
+  /// Where updates are to be captured: whether this one was a replay, and why: "recorded: there is no graph yet".
+  struct Captured {
+    bool is_replay = false;
+    std::string why{};
+  };
+  std::optional<Captured> captured{};
   /// Of steps beside which a save was written (save_async): what that cost this rank's thread within the step.
   std::optional<nn::SnapshotCost> save;
   std::optional<RunTimes> times;  ///< of the settled steps of the run so far, at an evaluation

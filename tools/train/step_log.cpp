@@ -10,7 +10,7 @@ namespace sherd {
 
 namespace {
 
-constexpr std::int64_t kSettlingSteps = 2;  // orders are recorded, then a compiled step
+constexpr std::int64_t kSettlingSteps = 3;  // orders are recorded, then a compiled step, twice
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -31,6 +31,7 @@ void StepLog::begin() {
 void StepLog::end(const StepMetrics& known, const TrainStep::Result& out) {
   StepMetrics metrics = known;
   metrics.memory_bytes = memory_.peak();
+  metrics.memory_peak_bytes = memory_.total_peak();
   const HostReads::Consumer use = [this, metrics, begun = begun_](std::span<const double> values) {
     arrived(metrics, begun, values);
   };

@@ -67,9 +67,11 @@ TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device devi
     nn::offload_activations(*model_, activation_options(saved, device, config_.memory_limit));
   if (const auto scaling = loss_scaler_options(config_)) scaler_.emplace(*scaling);
   schedule_ = schedule_of(config_);
-  if (config_.compile)
-    compiled_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return run(in); },
-                                               CompileOptions{.group = mesh_.group()});
+  if (!config_.compile) return;
+  const CompileOptions captured{.group = mesh_.group()};
+  compiled_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return run(in); }, captured);
+  compiled_evaluation_ =
+      std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return evaluation(in); }, captured);
 }
 
 // Tensor parallelism shards matrices before fully_shard shards what each rank has of them.
@@ -148,6 +150,15 @@ std::vector<Tensor> TrainStep::run(std::span<const Tensor> in) {
   if (options_.metrics) out.push_back(norm);
   if (scaler_) out.insert(out.end(), {scale, add(scaler_->skipped_steps(), 0)});
   return out;
+}
+
+std::vector<Tensor> TrainStep::evaluation(std::span<const Tensor> in) { return {(*model_)(in[0], in[1]).local()}; }
+
+Tensor TrainStep::evaluate(const Tensor& tokens, const Tensor& targets) {
+  GradMode off(false);
+  model_->train(false);
+  const Tensor in[] = {tokens, targets};
+  return (compiled_evaluation_ ? (*compiled_evaluation_)(in) : evaluation(in))[0];
 }
 
 TrainStep::Result TrainStep::result_of(const std::vector<Tensor>& out) const {

@@ -82,8 +82,16 @@ class TrainStep {
   /// over the mesh.
   Tensor forward_backward(const Tensor& tokens, const Tensor& targets);
 
+  /// The 0-d mean loss of this rank's tokens by the model in evaluation mode, in which it is left; no gradients. If
+  /// config.compile is set, it is captured, apart from updates. Collective over the mesh. Does not wait for the device.
+  Tensor evaluate(const Tensor& tokens, const Tensor& targets);
+
+  /// Whether the last update() was a replay of a captured one.
+  bool is_captured() const { return compiled_ && compiled_->mode() == CompiledStep::Mode::replay; }
   /// How the last update() ran, and why: "eager", "replayed: ...", as CompiledStep::why().
   std::string how() const { return compiled_ ? compiled_->why() : "eager"; }
+  /// The same of the last evaluate().
+  std::string how_evaluated() const { return compiled_evaluation_ ? compiled_evaluation_->why() : "eager"; }
   /// The learning rate of a step counted from 0.
   double learning_rate(std::int64_t step) const { return schedule_.at(step); }
   nn::LanguageModel& model() { return *model_; }
@@ -97,6 +105,7 @@ class TrainStep {
   void shard(const nn::LanguageModelConfig& architecture);
   Tensor loss_of_job(Tensor loss) const;
   std::vector<Tensor> run(std::span<const Tensor> in);
+  std::vector<Tensor> evaluation(std::span<const Tensor> in);
   Result result_of(const std::vector<Tensor>& out) const;
 
   TrainConfig config_;
@@ -106,7 +115,7 @@ class TrainStep {
   std::unique_ptr<nn::AdamW> optimizer_;
   std::optional<nn::LossScaler> scaler_;
   nn::CosineSchedule schedule_;
-  std::unique_ptr<CompiledStep> compiled_;
+  std::unique_ptr<CompiledStep> compiled_, compiled_evaluation_;
 };
 
 }  // namespace sherd

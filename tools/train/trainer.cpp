@@ -243,8 +243,6 @@ double Trainer::evaluate() { return *evaluate_unless_stopped({}); }
 
 std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
   const StageMark stage("an evaluation");
-  GradMode off(false);
-  model().train(false);
   const std::int64_t sequence = config_.model.sequence;
   std::int64_t windows = data_->num_validation_windows(sequence);
   if (config_.eval_batches > 0) windows = std::min(windows, config_.eval_batches * config_.batch);
@@ -265,7 +263,7 @@ std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
     auto [tokens, targets] = inputs_and_targets(batch, local_batch_, sequence);
     std::fill_n(targets.mutable_data<std::int32_t>() + real * sequence, (local_batch_ - real) * sequence, -100);
     const auto tokens_here = static_cast<double>(real * sequence);
-    const Tensor loss = model()(to(std::move(tokens), device_), to(std::move(targets), device_)).local();
+    const Tensor loss = step_->evaluate(to(std::move(tokens), device_), to(std::move(targets), device_));
     if (real > 0)
       reads.push({loss}, [&loss_sum, tokens_here](std::span<const double> v) { loss_sum += v[0] * tokens_here; });
     count += tokens_here;
@@ -362,6 +360,7 @@ void Trainer::make_step(std::int64_t step, StepTrace& trace, StepLog& log) {
   }
   if (place_ && std::cmp_less(place_->replicas.size(), place_->num_replicas)) known.replicas = place_->replicas;
   known.regroup = std::exchange(regroup_, std::nullopt);
+  if (config_.compile) known.captured = {step_->is_captured(), step_->how()};
   log.end(known, out);
 }
 
@@ -381,7 +380,22 @@ void Trainer::evaluate_step(StepLog& log, const Polls& polls) {
     log.report(metrics);
     throw;
   }
+  // A save says so, and who resumes makes it first.
+  owed_line_ = metrics.val_loss || log.diverged() ? "" : step_line(metrics);
   log.report(metrics);
+}
+
+int Trainer::make_owed_evaluation(const Polls& polls) {
+  if (owed_line_.empty() || goes_on()) return 0;
+  const std::optional<double> loss = evaluate_unless_stopped(polls.stop);
+  if (!loss) {
+    const int signal = agreed_stop(polls.stop);
+    save_and_stop(first_step_, signal);
+    return signal;
+  }
+  const std::string line = with_val_loss(std::exchange(owed_line_, {}), *loss);
+  if (write_owed_ && group_->rank() == 0) write_owed_(line, first_step_, *loss);
+  return 0;
 }
 
 int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const Polls& polls) {
@@ -436,6 +450,7 @@ TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, con
   std::int64_t step = first_step_;
   try {
     save_before_the_first_step();
+    signal = make_owed_evaluation({stop, save});
     if (place_ && place_->goes_on) signal = end_step_of_earlier_group(log, {stop, save});
     while (step < config_.steps && signal == 0 && !is_regrouped_) {
       signal = run_step(step++, trace, log, {stop, save});

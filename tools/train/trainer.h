@@ -114,6 +114,15 @@ class Trainer {
     write_last_line_ = std::move(write);
   }
 
+  // ---- of a run that was stopped within an evaluation ----
+
+  /// The metrics line of the step whose evaluation is owed, which run() makes first; empty: none is.
+  const std::string& owed_line() const { return owed_line_; }
+  /// run() calls it once on rank 0 when it is made.
+  void when_owed_is_made(std::function<void(const std::string& line, std::int64_t step, double val_loss)> write) {
+    write_owed_ = std::move(write);
+  }
+
  private:
   void agree_on_config();
   void start();
@@ -155,6 +164,8 @@ class Trainer {
   void make_step(std::int64_t step, StepTrace& trace, StepLog& log);
   bool is_due(std::int64_t step, std::int64_t every) const;
   void evaluate_step(StepLog& log, const Polls& polls);
+  /// Returns the signal to stop by.
+  int make_owed_evaluation(const Polls& polls);
   int end_step(std::int64_t step, StepLog& log, const Polls& polls);
   int end_step_of_earlier_group(StepLog& log, const Polls& polls);
   Wishes agreed(Wishes own);
@@ -199,8 +210,10 @@ class Trainer {
   std::optional<StepMetrics::Regroup> regroup_;                      // until the first step is made
   std::optional<std::chrono::steady_clock::time_point> step_begin_;  // of the step that is being made
   std::function<void(const std::string& line)> write_last_line_;
-  StepLog::History log_;       // of steps before this run, as of its last save, or its end
-  std::string last_line_;      // of the metrics file
+  StepLog::History log_;   // of steps before this run, as of its last save, or its end
+  std::string last_line_;  // of the metrics file
+  std::string owed_line_;  // of a step that is to be evaluated yet
+  std::function<void(const std::string& line, std::int64_t step, double val_loss)> write_owed_;
   bool is_step_open_ = false;  // what follows it is to be done yet
   bool owes_save_ = false;     // one was asked for, or not written to its end
   bool is_regrouped_ = false;

@@ -24,6 +24,7 @@ namespace {
 
 // What the watch knows of the steps before a save: the next ones are judged as if the run had not been interrupted.
 constexpr const char* kWatchOfSave = "divergence_watch";
+constexpr const char* kOwedOfSave = "owed_evaluation";  // the metrics line of its step
 
 }  // namespace
 
@@ -130,6 +131,7 @@ void Trainer::resume() {
     if (manifest.state.contains("skipped_batches"))
       skipped_ = SkippedBatches(manifest.state_value<std::string>("skipped_batches"), config_.resume);
     log_.skipped_steps = skipped_steps_;
+    if (manifest.state.contains(kOwedOfSave)) owed_line_ = manifest.state_value<std::string>(kOwedOfSave);
     if (manifest.state.contains(kWatchOfSave))
       log_.watch = watch_history_from_text(manifest.state_value<std::string>(kWatchOfSave), config_.resume);
   });
@@ -200,6 +202,7 @@ void Trainer::save(std::int64_t step) {
   manifest.state["data_content"] = data_content_;
   manifest.run = run_;
   if (!job_.empty()) manifest.state[kJobOfSave] = job_;
+  if (!owed_line_.empty()) manifest.state[kOwedOfSave] = owed_line_;
   if (skipped_steps_ > 0) manifest.state["skipped_steps"] = skipped_steps_;
   if (skipped_.count() > 0) manifest.state["skipped_batches"] = skipped_.text();
   if (log_.watch.skips_in_a_row > 0 || !log_.watch.losses.empty()) manifest.state[kWatchOfSave] = to_text(log_.watch);
