@@ -128,6 +128,8 @@ Slot& random_step(Device device) {
 void set_step(std::int64_t step) {
   RankContext& context = RankContext::current();
   Counters& counters = as_counters(*counters_slot());
+  // A replay would begin the step that was recorded.
+  if (context.capture) context.capture->refuse_read(counters.value(), "set_step(), which belongs before the step,");
   counters.restart();
   context.step = step;
   counters.assign(Tensor::scalar(static_cast<double>(step), DType::i64));

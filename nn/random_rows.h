@@ -16,8 +16,8 @@ Slot& random_step();
 /// The same, moved to `device` for good: rows read it there without an upload.
 Slot& random_step(Device device);
 /// Begins step `step` for random rows and error messages: once per training step, before its first forward, outside of
-/// a captured function. Counts of calls start again, also where the step is made once more; the forwards of its
-/// micro-batches draw one after the other. Does not block.
+/// a captured function (Error there). Counts of calls start again, also where the step is made once more; the forwards
+/// of its micro-batches draw one after the other. Does not block.
 void set_step(std::int64_t step);
 /// Seed of random rows during training on this rank, 0 until it is set; equal on all ranks. Captured steps record again
 /// after a change.

@@ -6,6 +6,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "tests/compile/tiny_net.h"
+#include "tests/support/expect_error.h"
 
 namespace sherd::testing {
 namespace {
@@ -65,6 +66,21 @@ TEST(DropoutReplay, EagerCallsInBetweenCount) {
     expect_equal_passes(eager, step, captured, i);
   }
   EXPECT_EQ(step.mode(), Mode::replay) << step.why();
+}
+
+TEST(DropoutReplay, AStepDoesNotBeginWithinACapturedOne) {
+  const RankScope rank;
+  Net net;
+  int index = 0;
+  CompiledFunction<Tensor(const Tensor&)> step(
+      [&](const Tensor& x) {
+        nn::set_step(index++);
+        return net.pass(x);
+      },
+      {});
+  const Tensor x = drawn({4, 6}, "x");
+  (void)step(x);  // eagerly
+  expect_error([&] { (void)step(x); }, {"set_step()", "before the step", "random_step", "inside a captured step"});
 }
 
 TEST(DropoutReplay, MoreDropoutsThanThereWasRoomForKeepTheirCounts) {

@@ -54,6 +54,7 @@ TEST_F(CudaRandom, DropoutsMaskIsExact) {
       const Tensor x = draw(normal({13, 40}), dtype, 1), turned = permute(x, {1, 0});
       EXPECT_TRUE(same_bits(on_host(dropout(on_device(x), p, kKey)), dropout(x, p, kKey))) << name(dtype) << p;
       EXPECT_TRUE(same_bits(on_host(dropout(on_device(turned), p, kKey, {}, 3)), dropout(turned, p, kKey, {}, 3)));
+      EXPECT_TRUE(same_bits(on_host(dropout(on_device(x), p, kKey, {}, 3, 999)), dropout(x, p, kKey, {}, 3, 999)));
     }
 }
 

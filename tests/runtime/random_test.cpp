@@ -219,6 +219,16 @@ TEST(Dropout, DropsByGlobalIndexOnAnySliceAndStride) {
   EXPECT_FALSE(same_bits(dropout(x, 0.5, 7, step_of(4)), y));
 }
 
+// Parts of one whole are disjoint pieces of one mask, parts of others are of other masks wherever they begin.
+TEST(Dropout, TheSizeOfTheWholeSelectsTheMask) {
+  const Tensor x = ones({64});
+  const Tensor whole = dropout(x, 0.5, 7, {}, 0, 64);
+  EXPECT_TRUE(same_bits(dropout(narrow(x, 0, 16, 16), 0.5, 7, {}, 16, 64), narrow(whole, 0, 16, 16)));
+  for (const std::int64_t all : {0, 63, 65, 128}) EXPECT_FALSE(same_bits(dropout(x, 0.5, 7, {}, 0, all), whole)) << all;
+  EXPECT_TRUE(same_bits(dropout(x, 0.5, 7, {}, 0, 0), dropout(x, 0.5, 7)));
+  EXPECT_THROW(dropout(x, 0.5, 7, {}, 0, -1), Error);
+}
+
 TEST(Dropout, GradientHasTheSameMask) {
   for (const Tensor& step : {Tensor(), step_of(5)}) {
     Slot x("x", true);

@@ -44,6 +44,10 @@ void add_random_cases(OpCases& cases) {
        .name = "columns",
        .args = {normal({6, 3}), absent()},
        .attrs = DropoutAttrs{.p = 0.5f, .key = 77, .first = 5, .runs = {.run = 3, .count = 6, .stride = 8}}});
+  cases.push_back({.op = "dropout",
+                   .name = "part of a batch",
+                   .args = {normal({6, 7}), absent()},
+                   .attrs = DropoutAttrs{.p = 0.5f, .key = 77, .first = 42, .all = 84}});
   dropout("large", {150'001}, 0.2f, absent(), true);
 }
 
