@@ -23,7 +23,10 @@ class Counters final : public Slot {
  public:
   Counters() : Slot("random_step"), calls_("random_calls"), kept_("random_calls_kept") {
     set(Tensor::scalar(0, DType::i64));
-    for (Slot* slot : {&calls_, &kept_}) slot->set(zeros({kFirstPlaces}, DType::i64));
+    for (Slot* slot : {&calls_, &kept_}) {
+      slot->set(zeros({kFirstPlaces}, DType::i64));
+      slot->set_of_step();
+    }
     one_call_ = full({}, kOneCall, DType::i64);
   }
   void move_to(Device device) {
@@ -33,8 +36,10 @@ class Counters final : public Slot {
     one_call_ = to(one_call_, device);
   }
   void restart() {
-    if (!has_rows()) return;
+    if (!has_rows() && freed_.empty()) return;
     for (Slot* slot : {&calls_, &kept_}) fill_into(slot->value(), 0);
+    unused_.insert(unused_.end(), freed_.begin(), freed_.end());
+    freed_.clear();
   }
   void keep() {
     if (has_rows()) copy_into(kept_.value(), calls_.value());
@@ -50,6 +55,11 @@ class Counters final : public Slot {
   }
   /// A number of its own for a row; its count is 0.
   std::int64_t take() {
+    if (!unused_.empty()) {
+      const std::int64_t place = unused_.back();
+      unused_.pop_back();
+      return place;
+    }
     // A captured step must not reset a count: a replay would do so at every call.
     if (!freed_.empty() && !RankContext::current().capture) {
       const std::int64_t place = freed_.back();
@@ -70,7 +80,7 @@ class Counters final : public Slot {
   }
 
  private:
-  bool has_rows() const { return std::cmp_less(freed_.size(), taken_); }
+  bool has_rows() const { return std::cmp_less(freed_.size() + unused_.size(), taken_); }
   static Tensor element_of(const Slot& slot, std::int64_t place) {
     const Tensor& all = slot.value();
     return Tensor::over(all.storage(), {}, {}, all.offset() + place, DType::i64);
@@ -89,7 +99,7 @@ class Counters final : public Slot {
   Slot kept_;  // as of the last update
   Tensor one_call_;
   std::int64_t taken_ = 0;
-  std::vector<std::int64_t> freed_;
+  std::vector<std::int64_t> freed_, unused_;  // places of rows that are gone; of these, whose count is 0 again
 };
 
 std::shared_ptr<Slot>& counters_slot() {

@@ -7,6 +7,7 @@
 #include "runtime/exec/context.h"
 #include "tests/compile/tiny_net.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/op_trap.h"
 
 namespace sherd::testing {
 namespace {
@@ -81,6 +82,26 @@ TEST(DropoutReplay, AStepDoesNotBeginWithinACapturedOne) {
   const Tensor x = drawn({4, 6}, "x");
   (void)step(x);  // eagerly
   expect_error([&] { (void)step(x); }, {"set_step()", "before the step", "random_step", "inside a captured step"});
+}
+
+// A recording cannot set the count of a row that is gone to 0: a set_step() between has done so for all.
+TEST(DropoutReplay, RowsThatAreFirstDrawnWhileRecordingTakeThePlacesOfThoseThatAreGone) {
+  const RankScope rank;
+  const Tensor x = ones({8});
+  nn::set_step(0);
+  nn::Dropout first(0.5);
+  const Tensor drawn = first(x);
+  const std::int64_t before = RankContext::current().allocator().accounting().total();
+  for (int i = 0; i < 200; ++i) {
+    nn::set_step(i);
+    const OpTrap recording(-1);
+    nn::Dropout drop(0.5);
+    EXPECT_EQ(drop(x).numel(), 8);
+  }
+  EXPECT_EQ(RankContext::current().allocator().accounting().total(), before);
+  nn::set_step(0);
+  nn::Dropout late(0.5);
+  EXPECT_TRUE(same_bits(late(x), drawn));
 }
 
 TEST(DropoutReplay, MoreDropoutsThanThereWasRoomForKeepTheirCounts) {

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "compile/compile.h"
+#include "nn/layers/dropout.h"
 #include "nn/layers/linear.h"
 #include "nn/optim/loss_scaler.h"
 #include "nn/optim/sgd.h"
@@ -68,6 +69,8 @@ TEST(CompiledStep, AReplayLeftInTheMidstOfItsUpdatesTearsAllOfAUnit) {
 }
 
 TEST(CompiledStep, AReplayLeftInTheMidstOfItsUpdatesTearsTheState) {
+  nn::Dropout drop(0.5);
+  (void)drop(ones({2}));  // updates note its calls, which are no state that a load would make whole
   TwoLinears net;
   net.materialize(nn::Seed{5});
   TwoUpdates training(net);
