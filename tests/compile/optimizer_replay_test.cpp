@@ -77,6 +77,27 @@ TEST(OptimizerReplay, AStepIsThreeRows) {
   }
 }
 
+// Its copy is a value of the program, made anew by each replay.
+TEST(OptimizerReplay, AValueThatIsNotDenseIsUpdated) {
+  for (const bool adam : {false, true}) {
+    OptimizerTraining dense(adam), captured(adam);
+    nn::Parameter& weight = captured.net.b.weight;
+    weight.set(transpose(contiguous(transpose(weight.value().detach(), 0, 1)), 0, 1));
+    ASSERT_FALSE(weight.value().is_contiguous());
+    auto update = compile([&] { captured.optimizer->step_and_clear(); });
+    for (int i = 0; i < 5; ++i) {
+      dense.pass(i, true);
+      for (std::size_t p = 0; p < dense.net.parameters().size(); ++p)  // sums of products come in another order
+        captured.net.parameters()[p]->set_grad(dense.net.parameters()[p]->grad() + 0.0);
+      dense.optimizer->step_and_clear();
+      update();
+      expect_same_parameters(captured, dense, i);
+    }
+    EXPECT_EQ(update.mode(), Mode::replay) << update.why();
+    EXPECT_FALSE(weight.value().is_contiguous());
+  }
+}
+
 TEST(OptimizerReplay, AParameterWithItsFirstGradientAfterTheRecordingIsUpdated) {
   for (const bool adam : {false, true}) {
     OptimizerTraining eager(adam), captured(adam);
