@@ -3,7 +3,8 @@
 namespace sherd {
 
 SavedTensor::SavedTensor(const Tensor& tensor) : tensor_(tensor) {
-  const Ref<Storage>& storage = bytes_of(tensor);
+  const TensorImpl& of = *tensor.impl();  // one is saved with every input of every recorded call
+  const Ref<Storage>& storage = (of.flags & TensorImpl::kDistributed) ? of.local->storage : of.storage;
   if (!storage) return;
   version_ = storage->version();
   if (!storage->owner) return;

@@ -15,9 +15,11 @@ constexpr std::int64_t kGrain = 1 << 14;
 template <class T>
 bool all_dense(const KernelCall& call, std::int64_t n) {
   for (const Tensor& t : call.out)
-    if (t.dtype() != dtype_of<T>) return false;
-  for (const Tensor& t : call.in)
-    if (t.dtype() != dtype_of<T> || t.numel() != n || !t.is_contiguous()) return false;
+    if (t.impl()->meta.dtype != dtype_of<T>) return false;
+  for (const Tensor& t : call.in) {
+    const TensorImpl& in = *t.impl();  // asked in every call, and a kernel's inputs are never empty
+    if (in.meta.dtype != dtype_of<T> || in.numel != n || !in.contiguous) return false;
+  }
   return true;
 }
 

@@ -64,8 +64,11 @@ void Storage::retag(MemoryCategory category) {
 }
 
 void Storage::release_data() {
-  if (guard_ & ~(kGhost | kReleased)) settle();
-  if (!allocator_ || !is_present()) return;
+  if (guard_ & ~kGhost) [[unlikely]] {
+    settle();
+    if (!is_present()) return;
+  }
+  if (!allocator_) return;
   guard_ |= kReleased;
   if (!data_) return;
   if (keeps_memory_) kept_ = data_;

@@ -16,25 +16,33 @@ namespace {
 
 std::atomic<LayerFunction> g_dist_layer{nullptr};
 
-[[noreturn, gnu::cold, gnu::noinline]] void refuse_empty(const Op& op, std::size_t i) {
-  fail_empty(fmt::format("input {} of {}", i, op.name));
+// Error for an input that is left out, unless the row says that it may be.
+[[gnu::cold, gnu::noinline]] void check_optional(const Op& op, std::span<const Tensor> in) {
+  if (op.optional == kAnyInput) return;
+  for (std::size_t i = 0; i < in.size(); ++i)
+    if (!in[i].defined() && (i >= 32 || (op.optional >> i & 1u) == 0))
+      fail_empty(fmt::format("input {} of {}", i, op.name));
+}
+[[noreturn, gnu::cold, gnu::noinline]] void refuse_destination(const Op& op) {
+  fail_empty(fmt::format("the destination of {}", op.name));
 }
 
-bool may_be_empty(const Op& op, std::size_t i) { return op.optional == kAnyInput || (i < 32 && op.optional >> i & 1u); }
-
-// Error for an input that is left out, if the row does not say that it may be.
-std::uint8_t flags_of(const Op& op, std::span<const Tensor> in) {
+inline std::uint8_t flags_of(const Op& op, std::span<const Tensor> in) {
   std::uint8_t flags = 0;
-  for (std::size_t i = 0; i < in.size(); ++i)
-    if (in[i].defined()) flags |= in[i].impl()->flags;
-    else if (!may_be_empty(op, i)) refuse_empty(op, i);
+  bool has_all = true;
+  for (const Tensor& t : in)
+    if (t.defined()) flags |= t.impl()->flags;
+    else has_all = false;
+  if (!has_all) [[unlikely]]
+    check_optional(op, in);
   return flags;
 }
 
-std::uint8_t flags_of_destinations(const Op& op, std::span<const Tensor> into) {
+inline std::uint8_t flags_of_destinations(const Op& op, std::span<const Tensor> into) {
   std::uint8_t flags = 0;
   for (const Tensor& t : into) {
-    if (!t.defined()) fail_empty(fmt::format("the destination of {}", op.name));
+    if (!t.defined()) [[unlikely]]
+      refuse_destination(op);
     flags |= t.impl()->flags;
   }
   return flags;
@@ -213,7 +221,7 @@ void call_view_into(const OpCall& call) {
 }
 
 // The inputs that the row wrote in place get a new version.
-void bump_mutated(const OpCall& call) {
+inline void bump_mutated(const OpCall& call) {
   if (!call.op.mutated) return;
   for (std::size_t i = 0, n = num_mutated(call); i < n; ++i)
     if (const Tensor& t = call.in[i]; t.storage()) t.storage()->bump_version();
