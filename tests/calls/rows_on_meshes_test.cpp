@@ -5,8 +5,10 @@
 
 #include "compile/compile.h"
 #include "dtensor/mesh.h"
+#include "dtensor/redistribute.h"
 #include "dtensor/spec.h"
 #include "runtime/op/ops.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/op_cases.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
@@ -65,6 +67,20 @@ TEST(RowsOnMeshes, ThatDoNotGoTogetherAreRefusedOnThreads) {
   run_ranks(1, try_rows);
   run_ranks(2, try_rows);
 }
+// An error in the midst of a redistribution is told to the ranks of the mesh, which is gone here.
+TEST(RowsOnMeshes, ARedistributionOnOneThatIsGoneIsAnError) {
+  run_ranks(2, [](const Group& group) {
+    const Spec *from = nullptr, *to = nullptr;
+    {
+      const DeviceMesh mesh(group, {{"gone", 1}, {"with_it", 2}});
+      from = Spec::of(mesh, {Replicate(), Partial()});
+      to = Spec::of(mesh, {Replicate(), Shard(0)});
+      redistribute(on(from, ones({2, 2})), to);  // the plan of it is known from here on
+    }
+    expect_error([&] { redistribute(on(from, ones({2, 2})), to); }, {"the mesh of a tensor", "is gone"});
+  });
+}
+
 TEST(RowsOnMeshes, ThatDoNotGoTogetherAreRefusedOnProcesses) { run_processes(2, try_rows); }
 
 }  // namespace
