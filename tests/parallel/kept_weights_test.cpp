@@ -6,9 +6,11 @@
 #include "compile/compile.h"
 #include "nn/offload_activations.h"
 #include "nn/optim/sgd.h"
+#include "nn/parallel/extensions/int8_gather.h"
 #include "nn/recompute.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/strategy_cases.h"
+#include "tests/parallel/two_dim_net.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
@@ -217,6 +219,107 @@ TEST(KeptWeights, BackwardOfAModelThatIsGoneGathersForItInEveryStrategy) {
     for (const StrategyRow& row : kStrategyRows)
       for (const bool bf16 : {false, true})
         if (!nn::strategy(row.name).needs_replicas) expect_backward_without_model(group, {&row, 1, 1, bf16});
+  });
+}
+
+/// What a unit does besides; each leaves something else behind that backward needs.
+struct Besides {
+  const char* text;
+  std::function<void(nn::UnitPolicy&, const std::string& folder)> policy = [](nn::UnitPolicy&, const std::string&) {};
+  std::function<void(Net&)> set = [](Net&) {};
+};
+
+TEST(KeptWeights, BackwardOfAModelThatIsGoneGathersWhateverItsUnitsDoBesides) {
+  const std::vector<Besides> all = {
+      {"slices", [](nn::UnitPolicy& p, const std::string&) { p.reshard_after_forward = 2; }},
+      {"offloaded shards", [](nn::UnitPolicy& p, const std::string& folder) { p.offload = {.folder = folder}; }},
+      {"no prefetch", [](nn::UnitPolicy& p, const std::string&) { p.prefetch = false; }},
+      {.text = "kept memory", .set = [](Net& net) { nn::set_keep_unsharded_storage(net, true); }},
+      {.text = "8 bits",
+       .set =
+           [](Net& net) {
+             for (const nn::UnitHandle& unit : nn::units(net)) unit.set_gather_transform(nn::int8_gather());
+           }},
+  };
+  run_ranks(4, [&](const Group& group) {
+    const TempDir folder;
+    for (const Besides& besides : all) {
+      SCOPED_TRACE(besides.text);
+      Tensor gradients[2];
+      for (const bool drops_model : {false, true}) {
+        Slot input("input", true);
+        input.set(batch_of(4, 8, 1, "x"));
+        auto net = std::make_unique<Net>(std::vector<std::int64_t>{8, 8, 8, 4});
+        nn::UnitPolicy policy;
+        besides.policy(policy, folder.path());
+        shard(*net, DeviceMesh(group), policy, policy);
+        besides.set(*net);
+        net->materialize(nn::Seed{5});
+        Tensor loss = mean((*net)(input.value()));
+        if (drops_model) net.reset();
+        backward(loss);
+        loss = Tensor();
+        EXPECT_EQ(drops_model ? held(MemoryCategory::unsharded) + held(MemoryCategory::parameters) : 0, 0);
+        gradients[drops_model] = input.grad();
+      }
+      EXPECT_TRUE(same_bits(gradients[1], gradients[0]));
+    }
+  });
+}
+
+TEST(KeptWeights, BackwardOfAModelThatIsGoneGathersBesideTensorParallelism) {
+  run_ranks(4, [&](const Group& group) {
+    const DeviceMesh root(group, {{"replicate", 1}, {"dp", 2}, {"tp", 2}});
+    for (const bool sequence : {false, true}) {
+      Tensor gradients[2];
+      for (const bool drops_model : {false, true}) {
+        Slot input("input", true);
+        input.set(random_normal({2, 4, 3}, 5));
+        auto net = std::make_unique<ResidualNet>(6, 8);
+        shard_2d(*net, root, {1, 2, 2}, sequence);
+        net->materialize(nn::Seed{5});
+        Tensor loss = mean((*net)(input.value()));
+        if (drops_model) net.reset();
+        backward(loss);
+        gradients[drops_model] = input.grad();
+      }
+      EXPECT_TRUE(same_bits(gradients[1], gradients[0]));
+    }
+  });
+}
+
+TEST(KeptWeights, BackwardOfAModelThatIsGoneWithItsMeshHasIt) {
+  run_ranks(4, [&](const Group& group) {
+    auto root =
+        std::make_unique<DeviceMesh>(group, std::vector<DeviceMesh::Axis>{{"replicate", 1}, {"dp", 2}, {"tp", 2}});
+    auto net = std::make_unique<ResidualNet>(6, 8);
+    shard_2d(*net, *root, {1, 2, 2}, true);
+    net->materialize(nn::Seed{5});
+    Slot input("input", true);
+    input.set(random_normal({2, 4, 3}, 5));
+    const Tensor loss = mean((*net)(input.value()));
+    RankContext::current().drain_queues();
+    net.reset();
+    root.reset();
+    backward(loss);
+    EXPECT_TRUE(input.grad().defined());
+  });
+}
+
+// A layout is no handle on its mesh (dtensor/spec.h). Where nobody keeps that, backward says so.
+TEST(KeptWeights, BackwardOfTensorParallelismAloneNeedsItsMesh) {
+  run_ranks(2, [&](const Group& group) {
+    auto root = std::make_unique<DeviceMesh>(group, std::vector<DeviceMesh::Axis>{{"dp", 1}, {"tp", 2}});
+    auto net = std::make_unique<ResidualNet>(6, 8);
+    nn::parallelize(*net, (*root)["tp"], plan_of(true));
+    net->materialize(nn::Seed{5});
+    Slot input("input", true);
+    input.set(random_normal({2, 4, 3}, 5));
+    const Tensor loss = mean((*net)(input.value()));
+    RankContext::current().drain_queues();
+    net.reset();
+    root.reset();
+    expect_error([&] { backward(loss); }, {"the mesh of a tensor", "is gone", "keep the DeviceMesh alive"});
   });
 }
 

@@ -144,6 +144,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
     std::weak_ptr<FullyShardHook> hook;
     UnitSchedule::Call call;
     std::uint64_t begun;     // nodes of its own have larger numbers
+    DeviceMesh mesh;         // its groups are there for backward, whatever has become of the model
     std::uint64_t pass = 0;  // the backward that has reached it last
   };
   struct OutputHook;
