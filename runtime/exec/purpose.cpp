@@ -6,13 +6,6 @@ namespace {
 thread_local constinit Purpose current;
 }  // namespace
 
-std::string to_string(const Purpose& purpose) {
-  std::string text(purpose.work);
-  if (!purpose.module.empty()) text.append(" at ").append(purpose.module);
-  if (!text.empty() && !purpose.function.empty()) text += " in ";
-  return text.append(purpose.function);
-}
-
 PurposeScope::PurposeScope(const char* function) : outer_(current) {
   if (current.function.empty()) current.function = function;
 }

@@ -1,7 +1,6 @@
 #pragma once
 // What a thread of a rank is at, in the words of the program: for messages about ranks that wait. A queue's work keeps
 // what its submitter was at.
-#include <string>
 #include <string_view>
 
 namespace sherd {
@@ -12,9 +11,6 @@ struct Purpose {
   std::string_view work;      ///< of a queue: "unshard"; empty on the rank's thread
   std::string_view module;    ///< whose forward queued that work; empty outside of modules
 };
-
-/// "save_checkpoint", "unshard", "all_reduce at blocks.3 in clip_grad_norm"; empty if nothing is known.
-std::string to_string(const Purpose& purpose);
 
 /// Names the public function that this thread runs, from construction to destruction. Scopes nest; the outermost
 /// counts, as that is what the program called.

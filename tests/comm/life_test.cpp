@@ -252,7 +252,8 @@ TEST(Life, RanksThatWaitForEachOtherAreNamed) {
     const float x = 1;
     FlatPart part{const_cast<float*>(&x), DType::f32, 1};
     const std::string error = failure_of([&] { group->host().send({&part, 1}, 1 - rank); });
-    EXPECT_THAT(error, AllOf(HasSubstr("rank 0 waits for rank 1 in send #1 to rank 1"), HasSubstr("rank 1 waits for ")));
+    EXPECT_THAT(error,
+                AllOf(HasSubstr("rank 0 waits for rank 1 in send #1 to rank 1"), HasSubstr("rank 1 waits for ")));
     EXPECT_THAT(told.text(),
                 HasSubstr(fmt::format(", held up in a circle: the ranks {}, {} wait for each other", 1 - rank, rank)));
   });

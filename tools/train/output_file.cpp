@@ -17,7 +17,10 @@ namespace {
 /// The system lets go of it when the file is closed, however the process ends. Where there are no locks nobody has one.
 void take_as_own(std::FILE* stream, std::string_view what, const std::string& path) {
   struct stat state{};
-  if (::fstat(::fileno(stream), &state) != 0 || !S_ISREG(state.st_mode)) return;
+  const bool is_known = ::fstat(::fileno(stream), &state) == 0;
+  const int error = errno;
+  check(is_known, "cannot look at the {} file \"{}\": {}", what, path, std::strerror(error));
+  if (!S_ISREG(state.st_mode)) return;
   if (::flock(::fileno(stream), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
   throw FileIsTaken(
       fmt::format("the {} file \"{}\" is written by another run, whose lines would be lost: give each run "

@@ -91,7 +91,9 @@ void Trainer::agree_on_config() {
         check(difference.empty(), "the ranks have different configs: {}", difference);
       }
     });
-    place_replicas();
+  });
+  place_replicas();
+  as_usage([&] {
     together(*group_, [&] {
       local_batch_ =
           local_batch(config_, place_ ? place_->data_ranks : count_data_ranks(mesh_of(config_.mesh, group_->size())));
@@ -105,7 +107,7 @@ void Trainer::place_replicas() {
   RankInfo own;
   together(*group_, [&] { own = discover_rank(); });
   const int hosts = count_hosts(*group_, own);
-  config_.mesh = mesh_with_replicas(config_.mesh, group_->size(), hosts, config_.strategy);
+  config_.mesh = as_usage([&] { return mesh_with_replicas(config_.mesh, group_->size(), hosts, config_.strategy); });
 }
 
 void Trainer::open_data() {

@@ -99,11 +99,16 @@ void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts, DT
   }
 }
 
+// "(save_checkpoint)", "(unshard)", "(all_reduce at blocks.3 in clip_grad_norm)".
 void Fingerprint::name_purpose() {
-  const Purpose& purpose = current_purpose();
-  if (purpose.function.empty() && purpose.work.empty()) return;  // every small call of a group comes here
+  const auto& [function, work, module] = current_purpose();
+  if (function.empty() && work.empty()) return;
   append(" (");
-  append(to_string(purpose));
+  append(work);
+  if (!module.empty()) append(" at ");
+  append(module);
+  if (!work.empty() && !function.empty()) append(" in ");
+  append(function);
   append(")");
 }
 
