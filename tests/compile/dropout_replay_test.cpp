@@ -71,7 +71,7 @@ TEST(DropoutReplay, EagerCallsInBetweenCount) {
 
 TEST(DropoutReplay, AStepDoesNotBeginWithinACapturedOne) {
   const RankScope rank;
-  Net net;
+  DroppingNet net;
   int index = 0;
   CompiledFunction<Tensor(const Tensor&)> step(
       [&](const Tensor& x) {

@@ -48,6 +48,9 @@ TEST(Strategies, WhatDoesNotFitIsRefused) {
     expect_error([&] { nn::fully_shard(net, line, {.parameters = shards, .optimizer = none}); },
                  {"parameters are sharded over shards, the optimizer over none"});
     expect_error([&] { nn::fully_shard(net, line, nn::strategy("hybrid_shard_state")); }, {"mesh(dp=4)"});
+    Net on_line(kUneven);  // where shards and all are the same ranks
+    nn::fully_shard(on_line, line, {.parameters = all, .optimizer = shards, .gradients = all});
+    EXPECT_EQ(describe(on_line.head.weight.value()), "f32[2,3]{0: dp}");
     nn::fully_shard(*net.blocks.items()[0], grid, nn::strategy("hybrid_shard_state"));
     EXPECT_EQ(describe(net.blocks.items()[0]->linear_layer.weight.value()), "f32[7,5]{0: dp,replicate}");
     nn::fully_shard(net, grid, nn::strategy("hybrid_shard"));

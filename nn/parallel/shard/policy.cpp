@@ -103,7 +103,15 @@ void join_for(const UnitPolicy& policy, const DeviceMesh& data) {
   if (!is_split && !data.joint_group(both)) data.flatten();
 }
 
-void check_policy(const UnitPolicy& policy, const DeviceMesh& mesh) {
+UnitPolicy on_axes_of(UnitPolicy policy, const DeviceMesh& mesh) {
+  if (mesh.ndim() > 1) return policy;
+  for (ShardedOver* over : {&policy.parameters, &policy.optimizer, &policy.gradients})
+    *over = std::min(*over, ShardedOver::shards);
+  return policy;
+}
+
+void check_policy(const UnitPolicy& told, const DeviceMesh& mesh) {
+  const UnitPolicy policy = on_axes_of(told, mesh);
   check_policy(policy.mp_policy);
   check(policy.parameters <= policy.optimizer,
         "fully_shard: parameters are sharded over {}, the optimizer over {}; it is sharded over as much, or over more: "

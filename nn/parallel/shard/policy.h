@@ -62,7 +62,7 @@ struct ShardOffload {
   std::int64_t bytes_in_memory = 0;
 };
 
-/// Over one axis `shards` and `all` say the same.
+/// Over one axis `shards` and `all` say the same, and either is taken.
 struct UnitPolicy {
   /// Between updates: `none` keeps what was gathered until the optimizer has written the shards.
   ShardedOver parameters = ShardedOver::shards;
@@ -121,6 +121,9 @@ std::string_view strategy_name(const UnitPolicy& policy, bool has_replicas);
 /// The policy on the mesh of its data_axes alone, which has none to name any more. Error if it shards over none of them
 /// and needs replicas of shards.
 UnitPolicy on_data_axes(UnitPolicy policy);
+
+/// The policy on a mesh of one axis, over which `all` is `shards`; else as it is.
+UnitPolicy on_axes_of(UnitPolicy policy, const DeviceMesh& mesh);
 
 /// Makes the group of all ranks of `data`, a mesh_of_data(), if `policy` needs one and there is none: for what is whole
 /// on all of them (`none`, replicate_below_bytes), or sharded over all of them. Then it is collective over the root

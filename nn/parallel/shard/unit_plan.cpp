@@ -82,6 +82,9 @@ void UnitPlans::add(const std::vector<Module*>& modules, const DeviceMesh& mesh,
     join_for(of_data, data);
     return add(modules, data, of_data);
   }
+  if (const UnitPolicy same = on_axes_of(policy, mesh);
+      same.parameters != policy.parameters || same.optimizer != policy.optimizer || same.gradients != policy.gradients)
+    return add(modules, mesh, same);
   check(!modules.empty(), "fully_shard: the list of modules is empty");
   check_policy(policy, mesh);
   check_ignored(policy.ignored);
