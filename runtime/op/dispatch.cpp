@@ -133,8 +133,8 @@ void wait_to_write(std::span<const Tensor> tensors) {
     if (t.defined() && t.storage()) t.storage()->wait_to_write();
 }
 
-// Of rows that take addresses without a wait, or wait for what they read by themselves. What a call restores or
-// releases is a place to it.
+// Of rows that take addresses without a wait. What a call restores or releases is a place to it. (Others wait for what
+// they read, here or in their kernel, which is an Error for released bytes.)
 void check_present(const OpCall& call) {
   if (call.op.traits.waits) return;
   const ResidencyChange& change = call.op.residency;
@@ -259,7 +259,7 @@ Tensors run_on_device(const OpCall& call, Device device) {
     for (const Tensor& t : call.in)
       if (lies_elsewhere(t, device)) [[unlikely]]
         return run_with_scalars_brought(call, device);
-  if (call.op.traits.collective || call.op.traits.effect) check_present(call);
+  if (call.op.traits.issues) check_present(call);
   // Collective rows hand their bytes to a queue, which orders the accesses itself; kernels of rows with other effects
   // wait for what they read themselves.
   if (!call.op.traits.collective) {

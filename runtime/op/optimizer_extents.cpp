@@ -18,10 +18,10 @@ bool follows(const OptimizerExtent& a, const OptimizerExtent& b, std::size_t lis
 std::vector<OptimizerExtent> optimizer_extents(std::span<const Tensor> in, std::size_t n, std::size_t lists) {
   std::vector<OptimizerExtent> extents;
   for (std::size_t i = 0; i < n; ++i) {
-    if (in[i].numel() == 0) continue;
-    const Tensor& grad = in[(lists - 1) * n + i];
-    check(grad.is_contiguous(), "gradient {} is not dense", i);
-    OptimizerExtent e{{}, in[i].numel(), in[i].dtype(), grad.dtype()};
+    const TensorImpl &parameter = *in[i].impl(), &grad = *in[(lists - 1) * n + i].impl();
+    if (parameter.numel == 0) continue;
+    check(grad.contiguous, "gradient {} is not dense", i);
+    OptimizerExtent e{{}, parameter.numel, parameter.meta.dtype, grad.meta.dtype};
     for (std::size_t l = 0; l < lists; ++l) e.at[l] = static_cast<std::byte*>(in[l * n + i].raw());
     if (!extents.empty() && follows(extents.back(), e, lists)) extents.back().count += e.count;
     else extents.push_back(e);

@@ -454,7 +454,8 @@ struct FullyShardHook::OutputHook final : TensorHook {
 // Of the outputs those that this call has made: one that was an input too is reached when the call's backward is over.
 void FullyShardHook::hook_outputs(UnitSchedule::Call call, std::uint64_t begun,
                                   const std::function<void(const TensorVisitor&)>& visit_outputs) {
-  const auto shared = std::make_shared<ForwardCall>(ForwardCall{weak_from_this(), call, begun, mesh_.mesh()});
+  const auto shared = std::make_shared<ForwardCall>(ForwardCall{weak_from_this(), call, begun});
+  if (is_root_) shared->mesh = mesh_.mesh();
   visit_outputs([&shared](const Tensor& t) {
     if (!t.requires_grad() || t.grad_node()->kind != Node::Kind::op || t.grad_node()->sequence < shared->begun) return;
     register_grad_hook(t, std::make_unique<OutputHook>(t.output_index(), shared));

@@ -143,9 +143,9 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   struct ForwardCall {
     std::weak_ptr<FullyShardHook> hook;
     UnitSchedule::Call call;
-    std::uint64_t begun;     // nodes of its own have larger numbers
-    DeviceMesh mesh;         // its groups are there for backward, whatever has become of the model
-    std::uint64_t pass = 0;  // the backward that has reached it last
+    std::uint64_t begun;               // nodes of its own have larger numbers
+    std::optional<DeviceMesh> mesh{};  // of the root: there for backward, whatever has become of the model
+    std::uint64_t pass = 0;            // the backward that has reached it last
   };
   struct OutputHook;
   /// A forward that runs, or another method in its place.
