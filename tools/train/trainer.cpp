@@ -17,6 +17,7 @@
 #include "runtime/comm/store/hmac.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/exec/running_op.h"
 #include "runtime/op/host_reads.h"
 #include "runtime/op/ops.h"
@@ -245,6 +246,7 @@ double Trainer::evaluate() { return *evaluate_unless_stopped({}); }
 
 std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
   const StageMark stage("an evaluation");
+  const PurposeScope purpose("Trainer::evaluate");
   const std::int64_t sequence = config_.model.sequence;
   std::int64_t windows = data_->num_validation_windows(sequence);
   if (config_.eval_batches > 0) windows = std::min(windows, config_.eval_batches * config_.batch);

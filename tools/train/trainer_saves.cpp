@@ -12,6 +12,7 @@
 #include "runtime/comm/job/rank.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/comm/store/hmac.h"
+#include "runtime/exec/purpose.h"
 #include "runtime/exec/running_op.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/restart.h"
@@ -188,6 +189,7 @@ void Trainer::load(const CheckpointReader& save) {
 
 void Trainer::save(std::int64_t step) {
   const StageMark stage("a save");
+  const PurposeScope purpose("Trainer::save");
   finish_save();
   together(*group_, [&] {
     if (save_lock_) save_lock_->check_is_still(save_folder_);
