@@ -50,6 +50,10 @@ class CaughtStream {
 int run_here(std::span<const std::string_view> args) {
   if (!args.empty() && args[0] == "bench") return run_bench(args.subspan(1));
   if (!args.empty() && args[0] == "walk") return run_walk(args.subspan(1));
+  if (args.size() == 2 && args[0] == "help" && (args[1] == "bench" || args[1] == "walk")) {
+    const std::string_view own[] = {args[1], "--help"};
+    return run_here(own);
+  }
   return run_command(args);
 }
 
