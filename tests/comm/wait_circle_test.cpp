@@ -213,7 +213,10 @@ TEST_P(WaitCircles, WorkOfAQueueThatWaitsForAnotherQueueIsInOne) {
 /// Raises the flag when a rank has waited for many looks, or raises.
 void run_patiently(const GroupKind& kind, const std::function<void(ProcessGroup&, int, SharedFlag& passed)>& body) {
   SharedFlag passed;
-  const WaitNotice notice{.after = 15 * kLook, .say = [&](const std::string&) { passed.set(); }};
+  const WaitNotice notice{.after = 15 * kLook, .say = [&](const std::string& text) {
+                            EXPECT_EQ(text.find("circle"), text.npos) << text;
+                            passed.set();
+                          }};
   kind.run(2, notice, [&](ProcessGroup& world, int rank) {
     try {
       body(world, rank, passed);

@@ -56,6 +56,10 @@ std::optional<Board::Sleep> Board::sleep_in(Place place) const {
 /// thread that computes holds up nobody.
 std::optional<Board::Sleep> Board::sleep_that_holds_up(Place place) const {
   if (const auto own = sleep_in(place)) return own;
+  const RankCell& cell = at_root(place.rank, place.channel);
+  const bool is_told = cell.between_until.load(std::memory_order_acquire) != 0;
+  const auto told = BetweenCalls::from(cell.between.load(std::memory_order_acquire));
+  if (place.channel != 0 && is_told && told.kind == ThreadState::Kind::busy) return std::nullopt;  // it reads a disk
   if (const auto main = sleep_in({place.rank, 0})) return main;
   if (life(place.rank).waits_for_queue.load(std::memory_order_relaxed) == 0) return std::nullopt;
   std::optional<Sleep> only;
