@@ -23,7 +23,7 @@ std::string attrs_difference(AttrsView first, AttrsView second) {
   if (first == second) return {};
   if (first.empty() || second.empty() || !(*first.kind() == *second.kind())) return "its attributes differ";
   for (const AttrField& field : first.kind()->fields)
-    if (!field.equal(first.object(), second.object()))
+    if (!field.is_pace && !field.equal(first.object(), second.object()))
       return fmt::format("{} was {} and is {}", field.name.empty() ? "its attributes" : field.name,
                          text_of(field, first.object()), text_of(field, second.object()));
   return {};

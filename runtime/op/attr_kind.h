@@ -115,9 +115,16 @@ struct AttrField {
   std::uint64_t (*hash)(const void* object) = nullptr;
   bool is_local = false;
   bool is_optional = false;
+  bool is_pace = false;
   SeenBy seen = SeenBy::caller;  ///< of fields of an object's state
   std::string_view why{};        ///< there: what reads it, or why nobody needs to see it
 
+  /// It says when work may begin, and no value depends on it: two recordings of one step need not have it alike.
+  constexpr AttrField pace() const {
+    AttrField field = *this;
+    field.is_pace = true;
+    return field;
+  }
   constexpr AttrField seen_by(SeenBy by, std::string_view reason) const {
     AttrField field = *this;
     field.seen = by;

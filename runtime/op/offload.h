@@ -37,7 +37,7 @@ struct OffloadAttrs {
   int in_flight = 2;         ///< waits until fewer items of the queue hold their bytes
   bool activations = false;  ///< what the tape keeps, on its own queue; else what is of the model or the optimizer
   static constexpr AttrField fields[] = {attr<&OffloadAttrs::device>("device").optional(),
-                                         attr<&OffloadAttrs::in_flight>("in_flight").optional(),
+                                         attr<&OffloadAttrs::in_flight>("in_flight").optional().pace(),
                                          attr<&OffloadAttrs::activations>("activations").optional()};
 };
 

@@ -73,7 +73,7 @@ struct UnitReduceAttrs {
   bool over_replicas = false;  ///< on the queue "replicate": what is reduced are shards of another reduction
   std::vector<ReducedPiece> pieces{};
   static constexpr AttrField fields[] = {attr<&UnitReduceAttrs::unit>("unit"), attr<&UnitReduceAttrs::scale>("scale"),
-                                         attr<&UnitReduceAttrs::in_flight>("in_flight").optional(),
+                                         attr<&UnitReduceAttrs::in_flight>("in_flight").optional().pace(),
                                          attr<&UnitReduceAttrs::over_replicas>("over_replicas").optional(),
                                          attr<&UnitReduceAttrs::pieces>("pieces")};
 };
@@ -92,7 +92,7 @@ struct ReplicaSumAttrs {
   int in_flight = 0;  ///< as of a reduction; 0: any number, where all sums lie in the gradients
   std::vector<SummedPiece> pieces{};
   static constexpr AttrField fields[] = {attr<&ReplicaSumAttrs::unit>("unit"),
-                                         attr<&ReplicaSumAttrs::in_flight>("in_flight").optional(),
+                                         attr<&ReplicaSumAttrs::in_flight>("in_flight").optional().pace(),
                                          attr<&ReplicaSumAttrs::pieces>("pieces")};
 };
 

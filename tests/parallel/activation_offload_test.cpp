@@ -162,7 +162,7 @@ TEST(ActivationOffload, BitsOfMemoryForBatchesOfManySizes) {
     EXPECT_TRUE(same_bits((*offloaded.compiled)(in)[0], expected)) << "step " << i;
     replays += offloaded.compiled->mode() == CompiledStep::Mode::replay;
   }
-  EXPECT_GE(replays, 15);
+  EXPECT_GE(replays, 12);
   const std::vector<Tensor> actual = offloaded.values(), expected = held.values();
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << "parameter " << i;
 }

@@ -81,7 +81,7 @@ TEST(GhostRank, RanksRecordOneProgram) {
     GhostRank ghost(bench_model("llama8b"), "dp=64,tp=8", rank);
     CompiledStep step(
         [&](std::span<const Tensor> in) { return std::vector{ghost.training().update_eagerly(in[0], in[0]).loss}; });
-    for (const char* how : {"ran eagerly", "recorded", "replayed"}) {
+    for (const char* how : {"ran eagerly", "recorded", "recorded", "replayed"}) {
       step({{ghost.tokens()}});
       EXPECT_TRUE(step.why().starts_with(how)) << step.why();
     }

@@ -45,7 +45,7 @@ TEST(Metrics, StepLineHasTheKeysOfTheFormatInOrder) {
   for (const auto& [key, value] : line.items()) keys.push_back(key);
   EXPECT_EQ(keys, (std::vector<std::string>{"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_second",
                                             "step_seconds", "exposed_comm_seconds", "exposed_transfer_seconds",
-                                            "exposed_skew_seconds", "memory_bytes"}));
+                                            "exposed_skew_seconds", "memory_peak_bytes", "memory_bytes"}));
   EXPECT_EQ(line["step"], 3);
   EXPECT_EQ(line["loss"].get<double>(), 0.1 + 0.2) << "every bit";
   EXPECT_EQ(line["lr"], 1e-4);

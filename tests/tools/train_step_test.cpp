@@ -154,7 +154,7 @@ TEST(TrainStep, OneUpdateMayBeEagerAmongReplays) {
         config.compile = true;
         const Trained mixed = train(config, group, 6, {.metrics = metrics}, {4});
         EXPECT_EQ(mixed.how,
-                  (std::vector<std::string>{"ran eagerly", "recorded", "replayed", "replayed", "", "replayed"}));
+                  (std::vector<std::string>{"ran eagerly", "recorded", "recorded", "replayed", "", "replayed"}));
         EXPECT_EQ(mixed.losses, eager.losses);
         EXPECT_EQ(mixed.norms, eager.norms);
         EXPECT_EQ(mixed.values, eager.values);

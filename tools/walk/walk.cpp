@@ -130,13 +130,13 @@ class Walk {
   /// `link` is the flag: a TrainConfig's, "none", or empty for one that walk chooses.
   Walk(TrainConfig config, const WalkFlags& flags, std::string link)
       : config_(std::move(config)), flags_(flags), link_(std::move(link)), ranks_(ranks_of(flags, config_.mesh)) {
+    if (config_.data.empty()) config_.data = text_.emplace(made_up_text(config_.model.sequence)).path();
     as_usage([&] {
       local_batch(config_, count_data_ranks(mesh_of(config_.mesh, ranks_)));
       plans_ = chosen(plan_rows(config_, ranks_, flags_.all), flags_.only);
       set_link(plans_, config_, ranks_, is_chosen() || link_ == "none" ? "" : link_);
     });
     if (!flags_.svg.empty()) svg_ = open_output(flags_.svg, "picture");
-    if (config_.data.empty()) config_.data = text_.emplace(made_up_text(config_.model.sequence)).path();
     const std::int64_t vocabulary = vocabulary_size(config_);
     for (RowPlan& plan : plans_) rows_.push_back(predicted(plan, vocabulary));
   }
