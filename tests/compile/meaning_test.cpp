@@ -145,6 +145,49 @@ TEST(Meaning, HowElementsLieCounts) {
   }
 }
 
+// A strided write leaves what was written before it between its elements: whoever reads all of them reads both.
+TEST(Meaning, BytesBetweenElementsCount) {
+  const auto copying_over = [](const Op& row) {
+    Program program = program_of(2, 2);
+    for (const ValueId seven : {0, 2, 3}) program.values[static_cast<std::size_t>(seven)].bytes = 28;
+    add(program, row, {whole(0, {7})}, {whole(2, {7})});
+    add(program, op::copy, {whole(1, {4})}, {{2, DType::f32, {4}, {2}, 0}});
+    add(program, op::neg, {whole(2, {7})}, {whole(3, {7})});
+    finish(program, {whole(3, {7})});
+    verify(program);
+    return program;
+  };
+  check_same_meaning(copying_over(op::relu), copying_over(op::relu));
+  expect_error([&] { check_same_meaning(copying_over(op::relu), copying_over(op::exp)); }, {"result 0 differs"});
+}
+
+// What the program demands of whoever runs it.
+TEST(Meaning, GuardsHaveOne) {
+  const auto adding = [](const std::function<void(Program&)>& change) {
+    Program program = program_of(2, 1);
+    program.arguments.resize(1);
+    program.values[1].kind = ValueKind::gradient;
+    program.values[1].source = 0;
+    program.slots = {{.name = "w", .requires_grad = true, .leaves_requires_grad = true, .had_grad = true}};
+    program.bindings = {{0, true, 1, {}}};
+    add(program, op::relu, {whole(0)}, {whole(1)}).accumulate = true;
+    add(program, op::neg, {whole(1)}, {whole(2)});
+    finish(program, {whole(2)});
+    change(program);
+    verify(program);
+    return program;
+  };
+  const Program before = adding([](Program&) {});
+  check_same_meaning(before, before);
+  const std::pair<const char*, std::function<void(Program&)>> changes[] = {
+      {"values from outside 0 differ", [](Program& p) { p.values[0].bytes = 32; }},
+      {"values from outside 1 differ", [](Program& p) { p.values[1].bytes = 32; }},
+      {"bindings 0 differ", [](Program& p) { p.bindings[0].held_by_slot_only = true; }},
+      {"its mode differs", [](Program& p) { p.grad_enabled = false; }}};
+  for (const auto& [what, change] : changes)
+    expect_error([&] { check_same_meaning(before, adding(change)); }, {"does not mean what it did", what});
+}
+
 TEST(Meaning, TablesHaveOne) {
   const auto reading = [](const std::function<void(Program&)>& change) {
     Program program = program_of(0, 4);

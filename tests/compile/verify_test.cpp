@@ -11,6 +11,7 @@
 #include "compile/ir/overlap.h"
 #include "compile/ir/print.h"
 #include "runtime/op/attrs.h"
+#include "runtime/op/gather.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/view_attrs.h"
 #include "tests/support/expect_error.h"
@@ -327,6 +328,18 @@ TEST(Verify, StridedTensorsOverlapByTheirElements) {
   const TensorRef column0{1, DType::f32, {2}, {2}, 0}, column1{1, DType::f32, {2}, {2}, 1};
   program.nodes[1] = node(op::copy, {column0}, column1);
   verify(program);
+}
+
+TEST(Verify, OutputsOfANodeOverlapNeither) {
+  Program program = sound();
+  program.values[1].bytes = 48;
+  program.nodes[0] = node(op::topk, {ref(0)}, ref(1), TopKAttrs{.k = 2, .dim = 1});
+  program.nodes[0].out.push_back({1, DType::i64, kShape, contiguous_strides(kShape), 2});  // behind the 16 bytes of f32
+  verify(program);
+  for (const std::int64_t offset : {0, 1}) {
+    program.nodes[0].out[1].offset = offset;
+    expect_broken(program, {"outputs 0 and 1 overlap", "topk"});
+  }
 }
 
 TEST(Verify, ArgumentsThatShareMemoryOverlap) {
