@@ -3,8 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <future>
 #include <thread>
+#include <vector>
 
+#include "runtime/comm/board/exchange.h"
 #include "runtime/os/allowed_cpus.h"
 
 namespace sherd::comm {
@@ -12,6 +16,14 @@ namespace {
 
 Board handle(const std::shared_ptr<std::byte>& memory, int rank) {
   return Board(memory, {.rank = rank, .size = 2, .is_one_process = true, .has_died = {}});
+}
+
+/// Whether `owner` may leave, which otherwise waits for `reader` until this ends its reading.
+bool is_unread(const Board& owner, Board& reader) {
+  auto leaving = std::async(std::launch::async, [&] { owner.await_unread(); });
+  const bool is_ready = leaving.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+  reader.end_reading();
+  return is_ready;
 }
 
 // The order must hold in every run, so a run that is too kind to a broken board is no false alarm.
@@ -31,10 +43,35 @@ TEST(Board, ARankThatUnwindsWaitsForItsReaders) {
     reader.end_reading();
     unwinding.join();
     EXPECT_THROW(reader.begin_reading(), CommError) << "reading starts after the owner may have left";
+    ASSERT_TRUE(is_unread(owner, reader)) << "a reader that was turned away does not read";
     std::thread peer([&] { owner.reset(); });
     reader.reset();
     peer.join();
   }
+}
+
+// An all-reduce in place that an error leaves while this rank reads the tensors of its peer.
+TEST(Board, AnExchangeThatIsLeftReadsNoLonger) {
+  const std::shared_ptr<std::byte> memory = Board::heap_memory(2, 0);
+  Board one = handle(memory, 0), other = handle(memory, 1);
+  const auto leave = [](Board& board) {
+    std::vector<float> data(kSmallBytes);
+    Lanes lanes(2);
+    lanes.add_even(data.data(), DType::f32, std::ssize(data));
+    board.enter(board.open_call(CommOp::all_reduce), Board::Clock::now());
+    {
+      Exchange exchange(board, lanes, lanes.num_lanes());
+      EXPECT_TRUE(exchange.is_in_place());
+      EXPECT_TRUE(exchange.next());
+      exchange.meet();
+    }
+    board.leave();
+  };
+  std::thread peer([&] { leave(other); });
+  leave(one);
+  peer.join();
+  EXPECT_TRUE(is_unread(one, other));
+  EXPECT_TRUE(is_unread(other, one));
 }
 
 // Two channels of a group of one rank.

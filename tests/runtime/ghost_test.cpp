@@ -97,18 +97,18 @@ TEST(Ghost, WhateverLooksAtAValueIsRefused) {
 // ---- queues ----
 
 TEST(Ghost, WorkHoldsItsStoragesAndNeverRuns) {
+  bool has_run = false;  // outlives the queues of the rank, whose work would set it
   const RankScope rank("", kGhost);
   Queue& queue = RankContext::current().queue("gather");
   const Ref<Storage> out = Storage::allocate(10, unsharded);
   Ref<Storage> in = Storage::allocate(100, gradients);
-  bool has_run = false;
   const auto submit = [&](std::vector<Loan> loans) {
     queue.submit({.name = "work", .run = [&] { has_run = true; }, .loans = loans});
   };
   submit({{out, true}, {in, false}});
   in = {};
-  EXPECT_TRUE(out->is_lent_for_writing());
-  EXPECT_EQ(account().current(gradients), 100) << "held until somebody waits";
+  ASSERT_EQ(account().current(gradients), 100) << "held until somebody waits";
+  ASSERT_TRUE(out->is_lent_for_writing());
   submit({{out, true}});
   out->wait_to_read();
   EXPECT_FALSE(out->is_lent());

@@ -87,6 +87,25 @@ TEST(Hazards, BytesThatWorkOnlyReadsMustNotBeWritten) {
 }
 
 // What one storage has given back another is given, at the same address.
+// Work that lets go of bytes which it reads is not waited for; work of its queue that has written them still is.
+TEST(Hazards, LettingGoIsOfReadsOnly) {
+  for (const bool is_written : {false, true}) {
+    RankScope scope;
+    HazardChecker checker;
+    checker.remove({QueueEdge::depend, kGather});
+    const Tensor x = zeros({4});
+    if (is_written) submit(kGather, {{x.storage(), true}}, "fill");
+    const std::vector<Loan> reads{{x.storage(), false}};
+    Queue& gather = RankContext::current().queue(kGather);
+    static_cast<HostQueue&>(gather).submit({.name = "work", .subject = "save", .run = [] {}, .loans = reads},
+                                           [](const Storage&) { return true; });
+    checker.let_go(gather, *x.storage());
+    const auto write = [&] { submit(kReduce, {{x.storage(), true}}, "sum"); };
+    if (is_written) expect_error(write, {"\"reduce work sum\"", "after \"gather work fill\", which writes"});
+    else EXPECT_NO_THROW(write());
+  }
+}
+
 TEST(Hazards, MemoryIsTheSameBytesAsAnotherStorage) {
   for (const bool is_removed : {false, true}) {
     RankScope scope;

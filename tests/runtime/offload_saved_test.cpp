@@ -254,6 +254,24 @@ TEST_F(OffloadSavedTest, AWriteInBetweenIsAnErrorOrChangesNothing) {
   expect_error([&] { backward(loss); }, {"was saved for backward and has been written since"});
 }
 
+// Written while it was among the youngest, which would leave next: its turn to leave does not make the new values good.
+TEST_F(OffloadSavedTest, WhatIsWrittenBeforeItLeavesIsAnErrorToo) {
+  OffloadSaved saved(options(2));
+  Slot x("x", true);
+  set(x, 0.5);
+  Tensor loss;
+  {
+    const SavedScope scope(saved);
+    Tensor y = mul(x.value(), 3.0);
+    Tensor z = sin(y);
+    copy_into(y.detach(), zeros({kRows, kColumns}));
+    for (int i = 0; i < 3; ++i) z = sin(z);
+    loss = sum(z);
+  }
+  EXPECT_GT(saved.home_bytes(), 0) << "others have left";
+  expect_error([&] { backward(loss); }, {"was saved for backward and has been written since"});
+}
+
 TEST_F(OffloadSavedTest, AWriteThatFailsIsTheErrorOfBackwardAndTheNextPassIsWhole) {
   const Pass held = run(chain, nullptr);
   OffloadSaved saved(options(2));

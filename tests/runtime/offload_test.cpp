@@ -178,6 +178,24 @@ TEST(OffloadFile, WhatWasLookedAtLeavesMemory) {
   EXPECT_EQ(narrow(home, 0, 4'000'000, 1).item<float>(), 3);
 }
 
+// Homes that follow each other are one move where what goes there follows each other too: here 24 bytes of padding lie
+// between, so they are two.
+TEST(Offload, HomesThatFollowEachOtherLeaveOutThePadding) {
+  const TempDir dir;
+  OffloadStore store(Device::cpu(), dir.path());
+  const Tensor both = store.allocate({80}, DType::u8);
+  const Tensor homes[] = {narrow(both, 0, 0, 40), narrow(both, 0, 40, 40)};
+  const Tensor here = full({128}, 9, DType::u8);
+  fill_into(narrow(here, 0, 0, 40), 1);
+  fill_into(narrow(here, 0, 64, 40), 2);
+  evict(homes, here, {});
+  EXPECT_TRUE(same_bits(homes[0], full({40}, 1, DType::u8)));
+  EXPECT_TRUE(same_bits(homes[1], full({40}, 2, DType::u8)));
+  const Tensor again = fetch(homes, {});
+  EXPECT_TRUE(same_bits(narrow(again, 0, 0, 40), homes[0]));
+  EXPECT_TRUE(same_bits(narrow(again, 0, 64, 40), homes[1]));
+}
+
 TEST(Offload, HomesMayBeMemoryOfSomebodyElse) {
   std::vector<float> memory(100, 2);
   const Tensor home[] = {Tensor::make_dense(Storage::borrow(memory.data(), 400, {}), {100}, DType::f32, Device::cpu())};

@@ -2,12 +2,15 @@
 // the forward call, bit for bit, and the bytes of the accounting.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <deque>
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/op.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/vjp_call.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/op_cases.h"
@@ -117,6 +120,36 @@ TEST(Recompute, AMakerThatIsGoneOrWrittenIsAnError) {
   const Tensor third = sum(mul(gelu(x()), w()));
   x.slot.assign(full({3}, 1.0));
   expect_error([&] { backward(third); }, {"has been written since"});
+}
+
+// A row that is no function of its inputs.
+TensorMeta unsteady_result;
+constinit const Op kUnsteady{.name = "recompute_test.unsteady",
+                             .infer = [](const InferCall&) { return Metas{unsteady_result}; },
+                             .needs = {.inputs = 1},
+                             .vjp = [](VjpCall& c) { c.give(0, c.take_grad()); },
+                             .recompute = true};
+
+TEST(Recompute, WhatComesOutDifferentlyIsAnError) {
+  add_rows([](OpTable& table) {
+    table.add({&kUnsteady});
+    table.kernel(kUnsteady, Device::Kind::cpu, [](const KernelCall& call) {
+      std::memset(call.out[0].raw_to_write(), 0, static_cast<std::size_t>(call.out[0].bytes()));
+    });
+  });
+  const auto backward_with = [](DType dtype, const Shape& shape) {
+    const Param x(full({3}, 0.5)), w(full({3}, 2.0));
+    unsteady_result = {.shape = {3}, .dtype = DType::f32};
+    Tensor in[] = {x()};
+    const Tensor loss = sum(mul(call_op(kUnsteady, in, {})[0], w()));
+    unsteady_result = {.shape = shape, .dtype = dtype};
+    backward(loss);
+  };
+  EXPECT_NO_THROW(backward_with(DType::f32, {3}));
+  expect_error([&] { backward_with(DType::bf16, {3}); },
+               {"recompute_test.unsteady gave f32[3] in forward and bf16[3] when backward ran it again"});
+  expect_error([&] { backward_with(DType::f32, {1}); },
+               {"recompute_test.unsteady gave f32[3] in forward and f32[1] when backward ran it again"});
 }
 
 }  // namespace
