@@ -288,7 +288,9 @@ TEST(NewestGood, RanksPassOverTogether) {
     EXPECT_EQ(nn::open_newest_good(dir.path(), *group, nn::Verify::files, say)->manifest().step, 2);
     EXPECT_EQ(nn::open_newest_good(dir.path(), *group, nn::Verify::bytes, say)->manifest().step, 1);
     auto opened = nn::open_newest_good(dir / "step-000001", *group, nn::Verify::files, say);
+    said.clear();
     EXPECT_EQ(nn::use_newest_good(dir.path(), *group, use, say, std::move(opened))->manifest().step, 1);
+    EXPECT_EQ(said.size(), 0u) << "whoever opened it has said why it is not the newest";
     expect_error(
         [&] { nn::use_newest_good(dir.path(), *group, [](const CheckpointReader&) { fail("no model"); }, say); },
         {"no model"});

@@ -207,6 +207,34 @@ TEST_F(Checkpoint, FilesOfEarlierProgramsAreRead) {
   write(1);
 }
 
+// Until version 3 the headers of the files say a second time of what dtype and shape tensors are.
+TEST_F(Checkpoint, FilesOfEarlierProgramsThatAreNotTheManifestsAreNamed) {
+  save(1);
+  json file = json::parse(dir_.read(manifest_file()));
+  file["version"] = 3;
+  file["manifest"].erase("blocks");
+  for (json& piece : file["manifest"]["pieces"]) {
+    piece["checksum"] = checksum_text(0);
+    piece.erase("at");
+  }
+  const auto write = [&](json changed) {
+    changed["checksum"] = checksum_text(checksum(changed["manifest"].dump()));
+    dir_.write(manifest_file(), changed.dump(1));
+  };
+  write(file);
+  EXPECT_NO_THROW(CheckpointReader{dir_.path()});
+  json other = file;
+  for (json& piece : other["manifest"]["pieces"]) piece["dtype"] = "i32";
+  write(other);
+  expect_error([&] { CheckpointReader{dir_.path()}; },
+               {"rank-00000.safetensors", "tensor \"w\" is f32[3,3], the manifest says i32[3,3]"});
+  other = file;
+  for (json& piece : other["manifest"]["pieces"])
+    if (piece["name"] == "s") piece["shape"] = piece["extent"] = {1}, piece["offset"] = {0};
+  write(other);
+  expect_error([&] { CheckpointReader{dir_.path()}; }, {"tensor \"s\" is f32[], the manifest says f32[1]"});
+}
+
 TEST_F(Checkpoint, EmptyPiecesAreOrdinary) {
   Manifest manifest = write_files(1);
   add(manifest, write_rank_file(dir_.path(), name_, 2,

@@ -2,13 +2,16 @@
 // no values or the wrong state. (Five steps of PyTorch are in golden_optimizer_test.cpp.)
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <memory>
 
 #include "dtensor/api.h"
+#include "dtensor/spec.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
+#include "nn/optim/offloaded_state.h"
 #include "nn/optim/sgd.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
@@ -431,6 +434,18 @@ TEST(Optimizer, ADtypeThatItDoesNotUpdateIsRefusedBeforeAnythingChanges) {
   give_grad(*p, {1, 1, 1, 1});
   adamw.step();
   EXPECT_EQ(adamw.step_slot().value().item<double>(), 1);
+}
+
+// The same on all ranks, wherever the largest shard lies: by it all decide what stays in memory.
+TEST(OffloadedState, MostBytesAreThoseOfTheLargestShard) {
+  run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
+    const DeviceMesh mesh(group);
+    for (const std::vector<std::int64_t>& rows : {std::vector<std::int64_t>{1, 7}, {7, 1}, {0, 8}}) {
+      const Spec* const spec = Spec::of(mesh, Shard(0))->with_rows(0, rows);
+      const Tensor local = zeros({rows[static_cast<std::size_t>(group->rank())], 4});
+      EXPECT_EQ(most_bytes_of_a_rank(Tensor::distributed({8, 4}, spec, local)), std::ranges::max(rows) * 4 * 4);
+    }
+  });
 }
 
 // The first step makes the state; the memory for some of it may be refused.

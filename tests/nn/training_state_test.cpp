@@ -8,6 +8,7 @@
 #include <mutex>
 #include <set>
 
+#include "nn/checkpoint/carried_state.h"
 #include "nn/optim/adamw.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
@@ -194,6 +195,21 @@ TEST(TrainingState, GhostRanksLoadByShapeAndSaveNothing) {
         {"f32[10,6]", "f32[10,5]"});
     expect_error([&] { nn::load_checkpoint(CheckpointReader(found), {{"net.other", "param", &slot}}); }, {"net.other"});
   }
+}
+
+// As many bytes of another dtype are other values.
+TEST(TrainingState, WhatIsCarriedOnKeepsItsDType) {
+  Slot slot("x");
+  const std::vector<nn::StateEntry> state{{"x", "buffer", &slot}};
+  slot.set(full({4}, 3.0));
+  const nn::CarriedState carried = nn::CarriedState::take(state);
+  slot.set(zeros({4}));
+  carried.give(state);
+  EXPECT_EQ(slot.value().to_vector<float>(), std::vector<float>(4, 3));
+  slot.set(zeros({4}, DType::i32));
+  expect_error([&] { carried.give(state); }, {"\"x\" (buffer) was carried on as 16 bytes of f32, here it is i32[4]"});
+  slot.set(zeros({8}));
+  expect_error([&] { carried.give(state); }, {"was carried on as 16 bytes of f32, here it is f32[8]"});
 }
 
 TEST(TrainingState, TensorsWithoutElementsComeBack) {

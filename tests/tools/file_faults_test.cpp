@@ -167,6 +167,34 @@ TEST_F(FileFaults, ASaveWithAFailedCallIsNamedAndThoseBeforeItStay) {
                   {"No space left on device", "nothing is kept of it; free space there and try again"});
 }
 
+// What others name must be on the disk before them: a save syncs all that it makes, each before the next, and a sync
+// that fails leaves no save.
+TEST_F(FileFaults, EverySyncOfASaveIsMadeAndMayFail) {
+  const std::string step = saves_ + "/step-000001";
+  const Words synced{saves_,  // which has gained the folder of the step
+                     step + "/rank-00000.safetensors.partial",
+                     step,  // where that got its name
+                     step,  // before the manifest: of all ranks' files
+                     saves_,
+                     step + "/manifest.json.partial",
+                     step};
+  const auto save_with_fault_at = [&](int at) {
+    for (const std::string& left : {saves_, dir_ / "mark"}) fs::remove_all(left);
+    return train({"--steps", "1"}, also(fault("checkpoint", "sync", at), {"FILE_FAULT_MARK=" + dir_ / "mark"}));
+  };
+  for (std::size_t i = 0; i < synced.size(); ++i) {
+    const int at = static_cast<int>(i) + 1;
+    const ProgramEnd end = save_with_fault_at(at);
+    EXPECT_EQ(end.status, kFailed) << at;
+    ASSERT_TRUE(fs::exists(dir_ / "mark")) << at << " syncs are not made";
+    EXPECT_EQ(dir_.read("mark"), fmt::format(" sync {} {}\n", at, synced[i]));
+    expect_within(end.err, {"cannot sync", "Input/output error"});
+    EXPECT_TRUE(steps().empty()) << at;
+  }
+  EXPECT_EQ(save_with_fault_at(static_cast<int>(synced.size()) + 1).status, kDone);
+  EXPECT_EQ(steps(), (std::vector<std::int64_t>{1}));
+}
+
 TEST_F(FileFaults, ADiskThatHasBecomeReadOnlyIsNamedAndTheSavesBeforeStay) {
   for (const bool is_async : {false, true})
     for (const std::string call : {"mkdir", "open"})
