@@ -221,7 +221,7 @@ TEST(TwinRuns, AReplayFollowsEachChangeInEveryLayout) {
 
 TEST(TwinRuns, DrawnChangesAreFollowed) {
   const char* const asked = std::getenv("SHERD_TWINS");
-  const int seeds = asked ? std::atoi(asked) : 40;
+  const int seeds = asked ? std::atoi(asked) : 100;
   for (int seed = 0; seed < seeds; ++seed) {
     std::mt19937_64 random(static_cast<std::uint64_t>(seed));
     const Layout& layout = kLayouts[random() % std::size(kLayouts)];
