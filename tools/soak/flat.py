@@ -234,15 +234,17 @@ def judge_count(name, kind, points):
         second <= first
 
 
-def judge_disk(kind, points, at_most):
+def judge_disk(kind, points, stays, at_most):
+    """`stays`: what is there between saves; a sample within the removal of one may be of less."""
     (first, second), most = fewest(points), max(value for _, value in points)
     may = DIGITS if kind.startswith("bytes") else 0
     return f"{'disk':11} {kind:20} {first}, then {second} at least, {most} at most (may be {at_most})", \
-        second <= first + may and most <= at_most
+        second <= max(first, stays) + may and most <= at_most
 
 
 def judge(options, samples, kept):
     """All lines; those of what grows, again. `kept`: (bytes, files) of the saves that stay."""
+    stays = {"bytes of saves": kept[0], "files of saves": kept[1]}
     at_most = {"bytes of saves": kept[0] * (KEEP + 1) // KEEP + 4096,
                "files of saves": kept[1] * (KEEP + 1) // KEEP + 1,
                "bytes of other files": 4096, "other files": 4}
@@ -254,7 +256,8 @@ def judge(options, samples, kept):
             points = [(sample["step"], sample["processes"][name][kind]) for sample in samples]
             verdicts.append(judge_memory(name, kind, points) if kind in MEMORY else judge_count(name, kind, points))
     for kind in samples[0]["disk"]:
-        verdicts.append(judge_disk(kind, [(sample["step"], sample["disk"][kind]) for sample in samples], at_most[kind]))
+        points = [(sample["step"], sample["disk"][kind]) for sample in samples]
+        verdicts.append(judge_disk(kind, points, stays.get(kind, 0), at_most[kind]))
     steps = samples[-1]["step"] - samples[0]["step"]
     for kind in ("metrics", "log"):
         grown = samples[-1]["written"][kind] - samples[0]["written"][kind]
