@@ -238,10 +238,13 @@ TEST(ShmGroup, APeerThatCannotBeToldThatAllHaveComeIsNamed) {
     std::string name, token;
     entry >> name >> token;
     const std::array<std::int32_t, 4> numbers{4, 1, 2, 77};  // version, rank, size, process
-    const auto [near_end, far_end] = comm::socket_pair();
-    const std::array<int, 1> fds{far_end.get()};
-    comm::send_message(comm::connect_abstract(name),
-                       std::string(reinterpret_cast<const char*>(numbers.data()), sizeof numbers) + token, fds);
+    auto [near_end, far_end] = comm::socket_pair();
+    {
+      const auto sent = std::move(far_end);  // closed here, so that rank 0 has the only one
+      const std::array<int, 1> fds{sent.get()};
+      comm::send_message(comm::connect_abstract(name),
+                         std::string(reinterpret_cast<const char*>(numbers.data()), sizeof numbers) + token, fds);
+    }
     while (!comm::is_hung_up(near_end)) std::this_thread::yield();
   });
   EXPECT_THAT(ends[0].message, HasSubstr("shm_group world: rank 1 (process 77) has gone before all ranks had come"));
