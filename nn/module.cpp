@@ -150,7 +150,7 @@ Parameter& Module::parameter(std::string_view wanted) const {
 }
 
 namespace {
-// Of this rank's parts; said before any of them is there, where the host would run out of memory in the middle.
+// Counts this rank's parts, before any of them is there: the host would run out of memory in the middle.
 void check_fits_memory(const std::vector<Parameter*>& parameters, Device device) {
   std::int64_t bytes = 0;
   for (const Parameter* p : parameters)

@@ -127,7 +127,7 @@ std::vector<HuggingFaceWeights::Match> HuggingFaceWeights::match_names() {
   const auto take = [&](const NameRule& rule, std::int64_t block) {
     const std::string name = name_in_block(rule.theirs, block);
     const Stored* stored = find_stored(name);
-    // Of two that are tied a file may hold either.
+    // A file may hold either of two that are tied.
     if (!stored && has_tied_head(config_) && rule.ours[0] == kEmbedding) stored = find_stored(table.head.theirs);
     check(stored, "\"{}\" lacks the tensor \"{}\" of the model that its config.json describes", dir_, name);
     known.insert(stored->entry);

@@ -46,9 +46,9 @@ class SavedTensor {
     return t.is_distributed() ? t.impl()->local->storage : t.storage();
   }
   bool defined() const { return form_ == Form::packed || tensor_.defined(); }
-  /// Who brings its bytes back; null: nobody has to.
+  /// Brings its bytes back; null: nobody has to.
   StorageOwner* owner() const { return form_ == Form::owned ? bytes_of(tensor_)->owner : nullptr; }
-  /// Of a tensor with an owner.
+  /// Set of a tensor with an owner.
   const Ref<Storage>& bytes() const { return bytes_of(tensor_); }
   /// The tensor, present. Throws Error if its bytes were written since it was saved.
   const Tensor& unpack();

@@ -124,7 +124,7 @@ void note_hooks_read() {
 
 void Slot::on_grad_accumulated(std::function<void(Slot&)> hook, HookOptions options) {
   hooks_.push_back({std::move(hook), options});
-  grad_hooks().set<&GradHooks::added>(grad_hooks().peek<&GradHooks::added>() + 1);
+  grad_hooks().set<&GradHooks::added>(grad_hooks().all().added + 1);
 }
 
 bool Slot::has_grad_hooks() const {

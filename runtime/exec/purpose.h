@@ -17,7 +17,7 @@ struct Purpose {
 class PurposeScope {
  public:
   explicit PurposeScope(const char* function);
-  /// That of work which this thread runs now.
+  /// The purpose of work which this thread runs now.
   explicit PurposeScope(const Purpose& work);
   ~PurposeScope();
   PurposeScope(const PurposeScope&) = delete;
@@ -27,7 +27,7 @@ class PurposeScope {
   const Purpose outer_;
 };
 
-/// Of the calling thread.
+/// Returns that of the calling thread.
 const Purpose& current_purpose();
 
 }  // namespace sherd

@@ -53,7 +53,7 @@ struct RunningOpSlot {
 /// Of the rank whose context is current.
 inline const std::shared_ptr<RunningOp>& running_op() { return RankContext::current().state<RunningOpSlot>().running; }
 
-/// Of the rank that the calling thread belongs to, as its own thread or as that of one of its queues; null elsewhere.
+/// The one of the rank that the calling thread belongs to, as its own thread or as that of one of its queues; null elsewhere.
 RunningOp* running_op_here();
 
 /// A kernel runs from construction to destruction. `name` lives as long as the program, as those of rows do.

@@ -37,7 +37,7 @@ class AttrWriter;
 struct AttrField;
 struct AttrKind;
 
-/// Who sees that a field of an object's state (host_state.h) has changed between two calls of a captured step.
+/// Says who sees that a field of an object's state (host_state.h) has changed between two calls of a captured step.
 enum class SeenBy : std::uint8_t {
   guard,   ///< the replay: the step is recorded again
   error,   ///< the change is refused, or the replay is, with an Error that names it

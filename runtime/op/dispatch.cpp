@@ -133,7 +133,7 @@ void wait_to_write(std::span<const Tensor> tensors) {
     if (t.defined() && t.storage()) t.storage()->wait_to_write();
 }
 
-// Of rows that take addresses without a wait. What a call restores or releases is a place to it. (Others wait for what
+// Asks for rows that take addresses without a wait. What a call restores or releases is a place to it. (Others wait for what
 // they read, here or in their kernel, which is an Error for released bytes.)
 void check_present(const OpCall& call) {
   if (call.op.traits.waits) return;

@@ -75,11 +75,6 @@ class HostState final : public StateCells {
     if constexpr (is_guarded<Member>()) read(index_of<Member>());
     return now_.*Member;
   }
-  /// The value, for what is read by no step, or has been noted already.
-  template <auto Member>
-  const auto& peek() const {
-    return now_.*Member;
-  }
   /// Returns whether it is another value than before.
   template <auto Member, class T>
   bool set(T value) {
@@ -88,7 +83,7 @@ class HostState final : public StateCells {
     changed(index_of<Member>());
     return true;
   }
-  /// The values, likewise.
+  /// The values, for what is read by no step, or has been noted already.
   const S& all() const { return now_; }
   /// Sets a member that is no field, which nobody sees by itself; returns whether it is another value.
   template <auto Member, class T>

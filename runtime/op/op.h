@@ -63,7 +63,7 @@ struct ResidencyChange {
   bool releases_input(std::size_t i) const { return i < 32 && (releases >> i & 1) != 0; }
 };
 
-/// Of rows that take any of their inputs empty.
+/// A mask for rows that take any of their inputs empty.
 inline constexpr std::uint32_t kAnyInput = ~0u;
 
 /// What infer, scratch and mutated see of a call: no bytes, no tape, nothing of the calling thread.

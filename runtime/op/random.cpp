@@ -1,6 +1,6 @@
 // Random rows. A value depends on (key, step, global element index) only: the key selects the random stream, the step
 // goes into the counter, and `first` and `runs` say which elements of the full tensor this one holds (element_runs.h).
-// Of dropout the size of the full tensor may select the stream as well (DropoutAttrs::all).
+// In dropout the size of the full tensor may select the stream as well (DropoutAttrs::all).
 // Nothing is stateful, so any shard of a tensor can be drawn on any rank, in any order, with the same bits;
 // recomputing a forward repeats its dropout.
 #include "runtime/op/element_runs.h"

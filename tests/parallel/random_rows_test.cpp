@@ -340,7 +340,7 @@ TEST(FullyShard, F143_SetBatchPartSaysWhichRowsARankHas) {
     nn::set_seed({5});
     CompiledStep step([&](std::span<const Tensor> in) { return std::vector<Tensor>{net(in[0]), net(in[1])}; },
                       {.group = group});
-    // Of 8 rows ranks have 5 and 3 for three steps, then as many each.
+    // Ranks have 5 and 3 of 8 rows for three steps, then as many each.
     for (int s = 1; s <= kNoisySteps; ++s) {
       const bool is_unlike = s <= 3;
       const std::int64_t first = group->rank() == 0 ? 0 : is_unlike ? 5 : 4;

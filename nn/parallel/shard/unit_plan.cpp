@@ -75,16 +75,14 @@ void UnitPlans::collect_free(Module& module, std::set<const Parameter*>& seen, s
     if (!is_or_will_be_wrapped(*child)) collect_free(*child, seen, out);
 }
 
-void UnitPlans::add(const std::vector<Module*>& modules, const DeviceMesh& mesh, const UnitPolicy& policy) {
+void UnitPlans::add(const std::vector<Module*>& modules, const DeviceMesh& mesh, const UnitPolicy& told) {
+  const UnitPolicy policy = on_axes_of(told, mesh);
   if (policy.data_axes) {
     const DeviceMesh data = mesh_of_data(mesh, *policy.data_axes);
     const UnitPolicy of_data = on_data_axes(policy);
     join_for(of_data, data);
     return add(modules, data, of_data);
   }
-  if (const UnitPolicy same = on_axes_of(policy, mesh);
-      same.parameters != policy.parameters || same.optimizer != policy.optimizer || same.gradients != policy.gradients)
-    return add(modules, mesh, same);
   check(!modules.empty(), "fully_shard: the list of modules is empty");
   check_policy(policy, mesh);
   check_ignored(policy.ignored);

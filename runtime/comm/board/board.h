@@ -134,7 +134,7 @@ class Board {
   /// Text of the call this rank is in, or was in last.
   std::string_view call() const { return call_.text(); }
 
-  /// Of a root: tells the peers that this process ends now, with this status, unless it was forked off its rank.
+  /// Tells the peers of a root that this process ends now, with this status, unless it was forked off its rank.
   void tell_exit(int status) const;
 
   /// Marks the group as failed, wakes all ranks, keeps the first reason. From any thread.

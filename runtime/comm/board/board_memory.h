@@ -41,7 +41,7 @@ struct alignas(64) RankCell {
   std::atomic<Activity> activity{Activity::outside};
   std::atomic<Presence> presence{Presence::here};
   std::atomic<std::int32_t> process{0};  // process id, 0 for threads
-  // Of a rank that has left: the status with which its process has ended, kStillRuns if it only left, and how many
+  // When a rank has left: the status with which its process has ended, kStillRuns if it only left, and how many
   // steps it has begun, 0 if it counts none.
   std::atomic<std::int32_t> exit_status{kStillRuns};
   std::atomic<std::int64_t> steps{0};
