@@ -241,6 +241,18 @@ TEST_P(Issue, CallsThatWereNotLookedAtEndWithAReset) {
   });
 }
 
+// A barrier that all have entered is over, even for a rank that has yet to see it while another aborts and resets. More
+// ranks than CPUs: who waits sleeps, and looks for reasons to stop when it wakes.
+TEST_P(Issue, WhoAbortsAfterABarrierDoesNotEndIt) {
+  run(5, [](HostGroup& group) {
+    for (int round = 0; round < 200; ++round) {
+      group.barrier();
+      if (group.rank() == round % 5) group.abort("enough");
+      group.reset();
+    }
+  });
+}
+
 // The queue "disk" makes the gather's own thread end the call, while the rank's thread resets the group: either the
 // call ends first and has all parts, or there is no such call any more.
 TEST_P(Issue, AResetMeetsTheThreadThatEndsACall) {

@@ -286,6 +286,12 @@ bool Board::has_come(const Wait& wait, int peer) const {
   return (cell(peer).*wait.counter).load(std::memory_order_seq_cst) >= wait.target;
 }
 
+bool Board::have_all_come(const Wait& wait) const {
+  for (int peer = 0; peer < size(); ++peer)
+    if (!has_come(wait, peer)) return false;
+  return true;
+}
+
 // Ranks may be bound to CPUs of their own, so no rank alone knows how many there are.
 void Board::add_cpus() {
   constexpr std::size_t kBits = 64;
@@ -362,14 +368,18 @@ void Board::await_one(int peer, const Wait& wait) {
 }
 
 // The reasons to stop waiting, most informative first. A peer that has already arrived may have left since: its part
-// is done.
+// is done. So where all have come, whoever aborts or resets the group afterwards no longer ends this call.
 void Board::check_peers(const Wait& wait) {
   if (wait.counter == &RankCell::meetings) {
-    if (is_poisoned()) raise_poison();
-    for (int peer = 0; peer < size(); ++peer) {
-      if (root_head(peer).resets > epoch_)
-        fail_group(wait, fmt::format("rank {} calls reset(), rank {} calls {}", root_rank(peer), root_rank(), call()));
-    }
+    const bool poisoned = is_poisoned();
+    int resetting = -1;
+    for (int peer = 0; peer < size(); ++peer)
+      if (root_head(peer).resets > epoch_) resetting = peer;
+    if ((poisoned || resetting >= 0) && have_all_come(wait)) return;  // looked at last: they come before they abort
+    if (poisoned) raise_poison();
+    if (resetting >= 0)
+      fail_group(wait,
+                 fmt::format("rank {} calls reset(), rank {} calls {}", root_rank(resetting), root_rank(), call()));
   }
   check_presence(wait);
   check_deadlines(wait);

@@ -209,6 +209,7 @@ class Board {
   Mail& mail(int from, int to) const;
   void count_mail(std::atomic<std::uint64_t>& counter, std::uint64_t value, int peer);
   bool has_come(const Wait& wait, int peer) const;
+  bool have_all_come(const Wait& wait) const;
   void await(const Wait& wait);
   void await_one(int peer, const Wait& wait);
   void add_cpus();
