@@ -6,7 +6,7 @@
 #include "compile/ir/parse.h"
 #include "compile/run/bind.h"
 #include "compile/run/device_replay.h"
-#include "compile/run/guard.h"
+#include "compile/run/guards.h"
 #include "compile/run/replay.h"
 #include "compile/run/same_program.h"
 #include "compile/run/same_recording.h"
@@ -41,8 +41,9 @@ void check_scopes() {
 }  // namespace
 
 struct CompiledStep::Entry {
-  explicit Entry(Graph recorded) : graph(std::move(recorded)), interpreter(graph) {}
+  explicit Entry(Graph recorded) : graph(std::move(recorded)), guards(graph), interpreter(graph) {}
   const Graph graph;
+  Guards guards;
   bool is_confirmed = false;  // recorded again, with the same result
   Interpreter interpreter;
   std::unique_ptr<DeviceReplay> device;
@@ -170,6 +171,12 @@ void CompiledStep::make_room() {
 std::vector<Tensor> CompiledStep::replay(Entry& entry, std::span<const Tensor> arguments) {
   mode_ = Mode::replay;
   choose_executor(entry);
+  std::vector<Tensor> results = run_replay(entry, arguments);
+  entry.guards.replayed();
+  return results;
+}
+
+std::vector<Tensor> CompiledStep::run_replay(Entry& entry, std::span<const Tensor> arguments) {
   if (!entry.device || !entry.device->fits_units()) {
     const std::string obstacle = entry.device ? "gathered parameters are in memory" : entry.no_device;
     reason_ = obstacle.empty() ? "" : ": " + obstacle;
@@ -183,7 +190,7 @@ std::vector<Tensor> CompiledStep::replay(Entry& entry, std::span<const Tensor> a
     entry.device.reset();
     entry.is_decided = true;
     entry.no_device = fmt::format("no memory for a recording ({})", error.message());
-    return replay(entry, arguments);
+    return run_replay(entry, arguments);
   }
   reason_ = fmt::format(" by {} in one call, {} nodes", to_string(entry.device->device()), entry.device->num_nodes());
   return results;
@@ -208,11 +215,7 @@ void CompiledStep::choose_executor(Entry& entry) {
 CompiledStep::Entry* CompiledStep::find(std::span<const Tensor> arguments) {
   reason_.clear();
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    // Settings first: a mesh that another one has replaced is gone, and slots and arguments on it with it.
-    std::string mismatch = setting_mismatch(entries_[i]->graph);
-    if (mismatch.empty()) mismatch = argument_mismatch(entries_[i]->graph, arguments);
-    if (mismatch.empty()) mismatch = slot_mismatch(entries_[i]->graph);
-    if (mismatch.empty()) mismatch = sharing_mismatch(entries_[i]->graph, arguments);
+    std::string mismatch = entries_[i]->guards.mismatch(arguments);
     if (mismatch.empty()) {
       std::rotate(entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(i),
                   entries_.begin() + static_cast<std::ptrdiff_t>(i) + 1);

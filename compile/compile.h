@@ -80,6 +80,7 @@ class CompiledStep {
   Graph record_into(std::vector<Tensor>& results, std::span<const Tensor> arguments);
   void make_room();
   std::vector<Tensor> replay(Entry& entry, std::span<const Tensor> arguments);
+  std::vector<Tensor> run_replay(Entry& entry, std::span<const Tensor> arguments);
   void choose_executor(Entry& entry);
   void forget_before_reset();
   void compare_programs();

@@ -30,7 +30,10 @@ struct DeviceMesh::Root : std::enable_shared_from_this<DeviceMesh::Root> {
     meshes.clear();
     group.reset();
     const bool ends_one = std::ranges::any_of(groups, [](const auto& g) { return g.second.use_count() == 1; });
-    if (RankContext* context = RankContext::current_or_null(); context && ends_one) context->drain_queues();
+    RankContext* const context = RankContext::current_or_null();
+    if (!context) return;
+    ++context->guarded_changes;
+    if (ends_one) context->drain_queues();
   }
 };
 

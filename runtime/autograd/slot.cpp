@@ -44,6 +44,10 @@ void note_grad_used(const Slot& slot) {
     context->capture->grad_used(slot);
 }
 
+void note_change() {
+  if (RankContext* context = RankContext::current_or_null()) ++context->guarded_changes;
+}
+
 }  // namespace
 
 Slot::Slot(std::string name, bool requires_grad)
@@ -53,6 +57,7 @@ Slot::Slot(std::string name, bool requires_grad)
 
 Slot::~Slot() {
   static_cast<Leaf*>(leaf_.get())->slot = nullptr;
+  note_change();
   if (RankContext* context = RankContext::current_or_null()) std::erase(context->slots, this);
 }
 
@@ -68,9 +73,14 @@ Tensor Slot::attach(const Tensor& tensor) const {
 }
 
 void Slot::set(const Tensor& tensor) {
-  value_ = attach(tensor);
+  present(attach(tensor));
   mark_whole();
   if (CaptureSink* capture = RankContext::current().capture) capture->slot_assigned(*this);
+}
+
+void Slot::present(Tensor tensor) {
+  value_ = std::move(tensor);
+  note_change();
 }
 
 void Slot::assign(const Tensor& values) {
@@ -84,7 +94,9 @@ void Slot::assign(const Tensor& values) {
 }
 
 void Slot::set_requires_grad(bool on) {
+  if (requires_grad_ == on) return;
   requires_grad_ = on;
+  note_change();
   if (value_.defined()) value_ = attach(value_);
 }
 
@@ -95,7 +107,9 @@ const Tensor& Slot::grad() const {
 
 void Slot::set_grad(Tensor grad) {
   note_grad_used(*this);
+  if (!grad.defined() && !grad_.defined()) return;
   grad_ = std::move(grad);
+  note_change();
 }
 
 void Slot::clear_grad() {

@@ -63,7 +63,7 @@ class Slot {
   /// Overwrites the bytes in place (plain: of this rank; else the same layout; converts dtype), bumps their version.
   void assign(const Tensor& values);
   /// A state change of the same parameter (sharded <-> gathered); `tensor` came from attach(). Not recorded.
-  void present(Tensor tensor) { value_ = std::move(tensor); }
+  void present(Tensor tensor);
   /// The tensor with this slot's leaf, for present().
   Tensor attach(const Tensor& tensor) const;
 

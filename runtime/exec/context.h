@@ -109,6 +109,10 @@ class RankContext final : public RankMemory {
   /// The active check of what orders accesses to memory, or null; see hazards.h.
   HazardChecker* hazards = nullptr;
 
+  /// How often it has changed what guards of recordings read beside arguments: a slot's tensor or gradient, whether it
+  /// wants one, a setting; the end of a slot or a mesh. See compile/run/guards.h.
+  std::uint64_t guarded_changes = 0;
+
   /// Slots alive on this rank; capture uses it to know state from temporaries.
   std::vector<Slot*> slots;
 

@@ -28,7 +28,10 @@ StateCells::StateCells(const AttrKind& kind, const void* object, Label label, co
 }
 
 StateCells::~StateCells() {
-  if (RankContext* context = RankContext::current_or_null()) context->state<KnownStates>().remove(*this);
+  if (RankContext* context = RankContext::current_or_null()) {
+    context->state<KnownStates>().remove(*this);
+    ++context->guarded_changes;
+  }
   for (const auto& cell : cells_)
     if (cell) cell->text = "gone";  // a recording that has read it keeps the cell
 }
@@ -59,8 +62,12 @@ void StateCells::note_read(std::size_t field) const {
 }
 
 void StateCells::changed(std::size_t field) const {
-  if (!cells_.empty() && cells_[field]) cells_[field]->text = text_of(field);
-  if (CaptureSink* const capture = RankContext::current().capture)
+  RankContext& context = RankContext::current();
+  if (!cells_.empty() && cells_[field]) {
+    cells_[field]->text = text_of(field);
+    ++context.guarded_changes;
+  }
+  if (CaptureSink* const capture = context.capture)
     if (const auto cell = setting(field)) capture->setting_changed(cell);
 }
 

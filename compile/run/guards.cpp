@@ -1,0 +1,90 @@
+#include "compile/run/guards.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "compile/run/guard.h"
+#include "runtime/autograd/slot.h"
+#include "runtime/exec/context.h"
+
+namespace sherd {
+
+namespace {
+
+bool is_updated(const Program& program, const Binding& binding) {
+  return std::ranges::any_of(program.updates, [&](const SlotUpdate& update) {
+    return update.slot == binding.slot && update.gradient == binding.gradient;
+  });
+}
+
+// A slot that is left with an argument looks as the argument of that call does.
+bool keeps_an_argument(const Program& program) {
+  return std::ranges::any_of(program.updates, [&](const SlotUpdate& update) {
+    const TensorRef& ref = update.result.local;
+    return ref.defined() && program.value(ref.value).kind == ValueKind::argument;
+  });
+}
+
+}  // namespace
+
+Guards::Guards(const Graph& graph) : graph_(graph), can_settle_(!keeps_an_argument(graph.program)) {
+  for (const Binding& binding : graph.program.bindings) {
+    if (binding.held_by_slot_only) held_.push_back(&binding);
+    if (is_updated(graph.program, binding)) moving_.push_back(&binding);
+  }
+}
+
+std::string Guards::mismatch(std::span<const Tensor> arguments) {
+  const std::uint64_t now = RankContext::current().guarded_changes;
+  if (!is_settled_ || now != seen_) {
+    std::string found = look_at_all(arguments);
+    fits_as_left_ = found.empty() && now == seen_;
+    return found;
+  }
+  if (std::string found = argument_mismatch(graph_, arguments); !found.empty()) return found;
+  const bool is_held = std::ranges::any_of(held_, [&](const Binding* binding) {
+    const Tensor& grad = graph_.live.slot(binding->slot)->grad();
+    return grad.defined() && !is_sole_owner(grad);
+  });
+  return is_held || may_share(arguments) ? look_at_all(arguments) : std::string();
+}
+
+// A replay leaves the same shapes, layouts and shared bytes each time, because it starts from the same. So if these fit
+// once, without a change in between, they do after every replay.
+void Guards::replayed() {
+  seen_ = RankContext::current().guarded_changes;
+  is_settled_ = can_settle_ && (is_settled_ || fits_as_left_);
+}
+
+std::string Guards::look_at_all(std::span<const Tensor> arguments) {
+  ++num_looks_;
+  // Settings first: a mesh that another one has replaced is gone, and slots and arguments on it with it.
+  std::string found = setting_mismatch(graph_);
+  if (found.empty()) found = argument_mismatch(graph_, arguments);
+  if (found.empty()) found = slot_mismatch(graph_);
+  if (found.empty()) found = sharing_mismatch(graph_, arguments);
+  if (!found.empty()) return found;
+  fixed_.clear();
+  for (const Binding& binding : graph_.program.bindings)
+    if (!is_updated(graph_.program, binding)) fixed_.push_back(bound_tensor(graph_, binding).local().storage().get());
+  for (const auto* list : {&graph_.live.units, &graph_.live.constants})
+    for (const Ref<Storage>& storage : *list) fixed_.push_back(storage.get());
+  std::ranges::sort(fixed_, std::less<>());
+  return {};
+}
+
+// Whether an argument may share bytes with another or with what the step reads from elsewhere, not as recorded.
+bool Guards::may_share(std::span<const Tensor> arguments) const {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (graph_.program.arguments[i].shares >= 0) continue;  // it does as recorded
+    const Storage* const storage = arguments[i].local().storage().get();
+    if (std::ranges::binary_search(fixed_, storage, std::less<>())) return true;
+    for (const Binding* binding : moving_)
+      if (bound_tensor(graph_, *binding).local().storage().get() == storage) return true;
+    for (std::size_t j = 0; j < i; ++j)
+      if (graph_.program.arguments[j].shares < 0 && arguments[j].local().storage().get() == storage) return true;
+  }
+  return false;
+}
+
+}  // namespace sherd

@@ -1,0 +1,41 @@
+#pragma once
+// The guards of one recording over many calls. All are looked at when something that they read has changed since its
+// last replay; when nothing has, what a call brings itself: its arguments, and who else holds a gradient.
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compile/ir/graph.h"
+
+namespace sherd {
+
+class Guards {
+ public:
+  /// The graph outlives this object and neither moves nor changes.
+  explicit Guards(const Graph& graph);
+
+  /// Why the recording does not fit this call of its rank; empty if it does. Throws Error naming a slot that no longer
+  /// exists.
+  std::string mismatch(std::span<const Tensor> arguments);
+  /// A replay of the recording, of a call that fits, has ended.
+  void replayed();
+  /// How often all guards were looked at.
+  std::int64_t num_looks() const { return num_looks_; }
+
+ private:
+  std::string look_at_all(std::span<const Tensor> arguments);
+  bool may_share(std::span<const Tensor> arguments) const;
+
+  const Graph& graph_;
+  std::vector<const Binding*> held_;    // gradients that nothing but the slot may hold
+  std::vector<const Binding*> moving_;  // whose storage each replay replaces
+  std::vector<const Storage*> fixed_;   // of all others from outside, but arguments; ordered
+  std::uint64_t seen_ = 0;              // RankContext::guarded_changes at the end of the last replay
+  std::int64_t num_looks_ = 0;
+  bool can_settle_;
+  bool fits_as_left_ = false;  // all was looked at, and fits, as the last replay has left it
+  bool is_settled_ = false;    // what a replay leaves, fits the next call
+};
+
+}  // namespace sherd

@@ -1,0 +1,152 @@
+// Guards of a step whose replays have settled: they look at nothing that has not changed, and still see every change.
+// Oracle: the step run eagerly, and what why() says.
+#include "compile/run/guards.h"
+
+#include <gtest/gtest.h>
+
+#include "nn/layers/dropout.h"
+#include "tests/compile/tiny_net.h"
+#include "tests/support/compile_once.h"
+#include "tests/support/expect_error.h"
+
+namespace sherd::testing {
+namespace {
+
+using Mode = CompiledStep::Mode;
+
+constexpr int kSettled = 6;  // calls: one eager, one recorded, and after two replays in a row nothing is looked at
+
+TEST(Guards, LookOnceAtWhatDoesNotChange) {
+  TinyNet net;
+  auto step = compile_once([&](const Tensor& x, const Tensor& y) { return net.train(x, y); });
+  for (int i = 0; i < 3; ++i) step(TinyNet::x(i), TinyNet::y(i));
+  Guards guards(*step.graph());
+  for (int i = 3; i < 10; ++i) {
+    const std::vector<Tensor> arguments{TinyNet::x(i), TinyNet::y(i)};
+    net.begin(i);  // values of slots, not slots
+    net.clear();   // there are no gradients
+    EXPECT_EQ(guards.mismatch(arguments), "");
+    step(arguments[0], arguments[1]);
+    guards.replayed();
+  }
+  EXPECT_EQ(guards.num_looks(), 2);
+  net.lr.set(Tensor::scalar(0.5));  // fits as the one before
+  EXPECT_EQ(guards.mismatch(std::vector{TinyNet::x(1), TinyNet::y(1)}), "");
+  EXPECT_EQ(guards.num_looks(), 3);
+}
+
+/// w of `shape` times the argument, whose gradient is in w.grad at the end, and a module's mode.
+struct Settled {
+  Slot w{"w", true};
+  nn::Dropout drop{0.5};
+  CompiledFunction<Tensor(const Tensor&)> step = compile_once([this](const Tensor& x) {
+    w.clear_grad();
+    Tensor y = w.value() * x;
+    if (y.requires_grad()) backward(sum(y));
+    return drop.training() ? y : y + 1.0;
+  });
+
+  Settled() {
+    w.set(full({2}, 3.0));
+    for (int i = 0; i < kSettled; ++i) step(ones({2}));
+    EXPECT_EQ(step.why(), "replayed");
+  }
+  std::string why(const Tensor& x = ones({2})) {
+    step(x);
+    return step.why();
+  }
+};
+
+TEST(Guards, SeeEachChangeOfWhatHasSettled) {
+  {
+    Settled s;
+    s.w.set(full({2}, 5.0));
+    EXPECT_EQ(s.step(ones({2})).to_vector<float>()[0], 5);
+    EXPECT_EQ(s.step.why(), "replayed");
+  }
+  {
+    Settled s;
+    s.w.set(full({1}, 5.0));
+    EXPECT_EQ(s.why(), "recorded: slot \"w\" is f32[1], the graph has f32[2]");
+  }
+  {
+    Settled s;
+    s.w.set_requires_grad(false);
+    EXPECT_EQ(s.why(), "recorded: slot \"w\" does not want a gradient, in the graph it does");
+  }
+  {
+    Settled s;
+    s.drop.train(false);
+    EXPECT_EQ(s.step(ones({2})).to_vector<float>()[0], 4);
+    EXPECT_EQ(s.step.mode(), Mode::record) << s.step.why();
+    s.drop.train(true);
+    EXPECT_EQ(s.why(), "replayed");
+  }
+  {
+    Settled s;
+    EXPECT_EQ(s.why(ones({1})), "recorded: argument 0 is f32[1], the graph has f32[2]");
+    EXPECT_EQ(s.why(), "replayed");
+    const GradMode off(false);
+    EXPECT_EQ(s.why(), "recorded: recording of gradients is off, the graph was captured with it on");
+  }
+}
+
+TEST(Guards, SeeWhoElseHoldsAGradient) {
+  Slot w("w", true);
+  w.set(full({2}, 3.0));
+  auto step = compile_once([&](const Tensor& x) { backward(sum(w.value() * x)); });
+  for (int i = 0; i < kSettled; ++i) step(ones({2}));
+  EXPECT_EQ(step.why(), "replayed");
+  const Tensor held = w.grad();
+  step(ones({2}));
+  EXPECT_EQ(step.why(), "recorded: the gradient of \"w\" is held outside of the slot, in the graph it was not");
+  EXPECT_EQ(held.to_vector<float>()[0], kSettled);
+  EXPECT_EQ(w.grad().to_vector<float>()[0], kSettled + 1);
+}
+
+TEST(Guards, SeeArgumentsThatShareMemory) {
+  Slot w("w"), last("last");
+  w.set(ones({2}));
+  auto step = compile_once([&](const Tensor& x, const Tensor& y) {
+    copy_into(x, w.value() * 2.0);
+    last.set(x + y);
+    return sum(x + y);
+  });
+  for (int i = 0; i < kSettled; ++i) EXPECT_EQ(step(zeros({2}), ones({2})).item<float>(), 6);
+  EXPECT_EQ(step.why(), "replayed");
+  const Tensor both = ones({2});
+  EXPECT_EQ(step(both, both).item<float>(), 8);
+  EXPECT_EQ(step.mode(), Mode::record);
+  for (int i = 0; i < kSettled; ++i) step(zeros({2}), ones({2}));
+  expect_error([&] { step(w.value(), ones({2})); }, {"argument 0", "slot \"w\""});
+}
+
+// What a replay leaves in the slot is this call's argument, wherever that lies in its memory.
+TEST(Guards, NeverSettleWhereASlotKeepsAnArgument) {
+  Slot last("last");
+  last.set(zeros({2}));
+  auto step = compile_once([&](const Tensor& x) {
+    Tensor y = last.value() + x;
+    last.set(x);
+    return y;
+  });
+  float before = 0;
+  for (int i = 0; i < 12; ++i) {
+    const int start = i < kSettled ? 0 : i % 5;
+    const Tensor x = narrow(Tensor::from<float>({1, 2, 3, 4, 5, 6, 7, 8}, {8}), 0, start, 2);
+    EXPECT_EQ(step(x).to_vector<float>()[0], before + static_cast<float>(start + 1)) << step.why();
+    before = static_cast<float>(start + 1);
+  }
+}
+
+TEST(Guards, SeeASlotThatIsGone) {
+  auto w = std::make_unique<Slot>("w");
+  w->set(Tensor::scalar(2));
+  auto step = compile_once([&](const Tensor& x) { return w->value() * x; });
+  for (int i = 0; i < kSettled; ++i) step(Tensor::scalar(1));
+  w.reset();
+  expect_error([&] { step(Tensor::scalar(1)); }, {"slot \"w\"", "no longer exists", "compile()"});
+}
+
+}  // namespace
+}  // namespace sherd::testing
