@@ -32,6 +32,7 @@ constexpr std::array kChildren = {
     Child{"gpu_probe", run_gpu_probe_child},
     Child{"loss", run_loss_child},
     Child{"units", run_units_child},
+    Child{"guards", run_guards_child},
     Child{"train", run_train_child},
     Child{"ghost", run_ghost_child},
     Child{"offload", run_offload_child},

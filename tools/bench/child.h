@@ -44,6 +44,7 @@ int run_dtensor_child(std::span<const std::string_view> args);      // dtensor_c
 int run_collectives_child(std::span<const std::string_view> args);  // collectives_child.cpp
 int run_fma_child(std::span<const std::string_view> args);          // fma_child.cpp
 int run_units_child(std::span<const std::string_view> args);        // units_child.cpp
+int run_guards_child(std::span<const std::string_view> args);       // guards_child.cpp
 int run_train_child(std::span<const std::string_view> args);        // train_child.cpp
 int run_ghost_child(std::span<const std::string_view> args);        // ghost_child.cpp
 int run_offload_child(std::span<const std::string_view> args);      // offload_child.cpp

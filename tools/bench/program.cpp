@@ -1,4 +1,4 @@
-// program.*: what passes pay for being checked, and how much a captured step computes.
+// program.*: what passes pay for being checked, how much a captured step computes, and what a replay's guards take.
 #include "tools/bench/bench.h"
 #include "tools/bench/child.h"
 #include "tools/bench/models.h"
@@ -41,10 +41,30 @@ Benchmark counted_flops() {
   return row;
 }
 
+// A call finds that the recording fits, when nothing that the step reads has changed.
+Benchmark guards() {
+  Benchmark row;
+  row.name = "program.guards";
+  row.summary = "what a call of a captured step of 32 sharded blocks takes to find that nothing has changed";
+  row.unit = {"us", Better::lower, 2};
+  row.target = {Rule::value_at_most, 3};
+  row.measure = [](Figure& figure, BenchRun& run) {
+    const std::string layers = std::to_string(run.sized(32, 2));
+    const Outcome outcome =
+        run.hold({.ours = {child("guards", {"--layers", layers}), std::to_string(run.sized(101, 3))},
+                  .rounds = run.sized(3, 1)});
+    fill(figure, outcome, [](double seconds) { return seconds * 1e6; });
+    const nlohmann::json& answer = outcome.ours.answers.back();
+    for (const char* what : {"slots", "looks"}) figure.detail[what] = answer.at(what);
+    figure.detail["us_to_look_at_all"] = outcome.ours.median("/seconds_to_look_at_all") * 1e6;
+  };
+  return row;
+}
+
 }  // namespace
 
 std::vector<Benchmark> program_benchmarks() {
-  return {counted_flops(),
+  return {counted_flops(), guards(),
           timed("program.verify", "verify() and the meaning of a training step of 32 blocks, about 1,300 nodes",
                 "verify", 10),
           timed("program.passes", "all passes of compile() over that step, each verified and compared in meaning",
