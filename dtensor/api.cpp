@@ -20,8 +20,7 @@ namespace {
 // ---- from_local ----
 
 struct FromLocalAttrs {
-  const Spec* spec = nullptr;
-  const Spec* grad = nullptr;
+  SpecRef spec, grad;
   Shape shape;
   static constexpr AttrField fields[] = {attr<&FromLocalAttrs::shape>("shape"), attr<&FromLocalAttrs::spec>("as"),
                                          attr<&FromLocalAttrs::grad>("grad")};
@@ -129,7 +128,7 @@ Shape checked_shape(const Tensor& local, const Spec& spec, const FromLocalOption
 // ---- to_local ----
 
 struct ToLocalAttrs {
-  const Spec* grad = nullptr;
+  SpecRef grad;
   bool check = false;
   static constexpr AttrField fields[] = {attr<&ToLocalAttrs::grad>("grad"), attr<&ToLocalAttrs::check>("check")};
 };

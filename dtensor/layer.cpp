@@ -6,6 +6,7 @@
 #include "dtensor/redistribute.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/step_names.h"
 
 namespace sherd {
 
@@ -148,6 +149,7 @@ Tensors distributed_layer(OpCall& call) {
 void install_distributed_layer() {
   add_placement_rows();
   install_dist_layer(distributed_layer);
+  install_layout_finder(DeviceMesh::layouts_called);
 }
 
 }  // namespace sherd

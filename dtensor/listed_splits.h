@@ -14,8 +14,7 @@ namespace sherd {
 struct ListedSplit {
   int dim = 0, axis = 0;
   std::vector<std::int64_t> rows;  ///< of this rank's shard by the outer splits, per rank of the axis
-  const Spec* split = nullptr;
-  const Spec* joined = nullptr;
+  SpecRef split, joined;
 };
 
 /// All of them, in the order in which they are gathered: the last one's `joined` lists no sizes.

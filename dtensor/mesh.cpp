@@ -8,6 +8,7 @@
 
 #include "dtensor/layer.h"
 #include "dtensor/propagate.h"
+#include "dtensor/spec_table.h"
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/group/group_names.h"
 #include "runtime/comm/job/world.h"
@@ -22,6 +23,7 @@ struct DeviceMesh::Root : std::enable_shared_from_this<DeviceMesh::Root> {
   std::vector<int> coordinates;
   std::map<std::vector<int>, std::shared_ptr<ProcessGroup>> groups;  // by axes: single ones, flattened ones, all
   std::map<std::string, std::vector<int>> flattened;                 // axes by flattened name
+  std::shared_ptr<SpecTable::Former> former_layouts;                 // the rank's
   // All meshes over these axes that were ever made. Ranks that are threads have roots of their own.
   std::vector<std::unique_ptr<const Impl>> meshes;
 
@@ -106,13 +108,15 @@ std::vector<int> all_axes(std::size_t count) {
 // State of the rank context: equal meshes over one group share their axis groups.
 struct DeviceMesh::KnownRoots {
   std::vector<std::weak_ptr<Root>> roots;
+  std::shared_ptr<SpecTable::Former> former_layouts = std::make_shared<SpecTable::Former>();
 };
 
 DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::string axis)
     : DeviceMesh(group, std::vector<Axis>{{std::move(axis), ranks_of(group)}}) {}
 
 DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> axes) {
-  std::vector<std::weak_ptr<Root>>& roots = RankContext::current().state<KnownRoots>().roots;
+  KnownRoots& known_roots = RankContext::current().state<KnownRoots>();
+  std::vector<std::weak_ptr<Root>>& roots = known_roots.roots;
   check_axes(axes, ranks_of(group));
   check_fits_rank(*group);
   install_distributed_layer();
@@ -122,6 +126,7 @@ DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> ax
     if (const auto known = r.lock(); known && known->group == group && known->axes == axes) root = known;
   if (!root) {
     root = std::make_shared<Root>();
+    root->former_layouts = known_roots.former_layouts;
     root->group = group;
     root->axes = axes;
     root->coordinates = coordinates_at(axes, group->rank());
@@ -148,6 +153,7 @@ std::shared_ptr<const DeviceMesh::Impl> DeviceMesh::mesh_over(Root& root, const 
     if (m->axes == axes && m->root_axes == root_axes) return handle(m.get());
   auto impl = std::make_unique<Impl>();
   impl->id = next_id++;
+  impl->layouts = std::make_shared<SpecTable>(root.former_layouts);
   impl->root = &root;
   impl->axes = axes;
   impl->root_axes = root_axes;
@@ -162,6 +168,15 @@ std::shared_ptr<const DeviceMesh::Impl> DeviceMesh::mesh_over(Root& root, const 
   }
   root.meshes.push_back(std::move(impl));
   return handle(root.meshes.back().get());
+}
+
+std::vector<LayoutRef> DeviceMesh::layouts_called(std::string_view name) {
+  std::vector<LayoutRef> found;
+  for (const auto& known : RankContext::current().state<KnownRoots>().roots)
+    if (const auto root = known.lock())
+      for (const auto& mesh : root->meshes)
+        for (const LayoutRef& layout : mesh->layouts->called(name)) found.push_back(layout);
+  return found;
 }
 
 DeviceMesh DeviceMesh::world() { return DeviceMesh(world_group(), "dp"); }
@@ -315,12 +330,14 @@ DeviceMesh DeviceMesh::with_parts(int axis, const std::vector<Axis>& parts) cons
     for (const Axis& part : parts)
       check(part.name != name, "{}: \"{}\" names flattened axes already", describe(), name);
 
-  std::vector<std::weak_ptr<Root>>& roots = RankContext::current().state<KnownRoots>().roots;
+  KnownRoots& known_roots = RankContext::current().state<KnownRoots>();
+  std::vector<std::weak_ptr<Root>>& roots = known_roots.roots;
   std::shared_ptr<Root> root;
   for (const auto& r : roots)
     if (const auto known = r.lock(); known && known->group == old.group && known->axes == root_axes) root = known;
   if (!root) {
     root = std::make_shared<Root>();
+    root->former_layouts = known_roots.former_layouts;
     root->group = old.group;
     root->axes = root_axes;
     root->coordinates = coordinates_at(root_axes, old.group->rank());

@@ -12,8 +12,11 @@
 #include <vector>
 
 #include "runtime/comm/group/process_group.h"
+#include "runtime/op/distributed.h"
 
 namespace sherd {
+
+class SpecTable;
 
 /// A cheap value handle. Making the first one installs the distributed layer of the dispatcher. Two handles are equal
 /// if they have the same axes over the same group.
@@ -99,10 +102,13 @@ class DeviceMesh {
   std::uint64_t id() const { return impl_->id; }
   /// "mesh(dp=2,tp=3)".
   std::string describe() const;
+  /// Layouts of that name() of the meshes that are there on this rank; see find_layouts().
+  static std::vector<LayoutRef> layouts_called(std::string_view name);
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.impl_ == b.impl_; }
 
  private:
   friend class Spec;
+  friend class SpecTable;
   struct Root;
   struct KnownRoots;
   struct Impl {
@@ -112,6 +118,7 @@ class DeviceMesh {
     std::vector<std::vector<int>> root_axes;            // per axis
     std::vector<std::shared_ptr<ProcessGroup>> groups;  // per axis
     std::vector<int> coordinates;                       // per axis
+    std::shared_ptr<SpecTable> layouts;
   };
   explicit DeviceMesh(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
   static std::shared_ptr<const Impl> mesh_over(Root& root, const std::vector<Axis>& axes,

@@ -221,6 +221,10 @@ std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
   }
   plan->out = std::move(choice.out);
   plan->attrs = plan->rule->attrs ? plan->rule->attrs(plan->local_call()) : plan->global_attrs;
+  plan->kept.emplace_back(static_cast<const Spec*>(plan->wanted));  // dtensor is the only maker of layouts
+  for (const Spec* spec : plan->from) plan->kept.emplace_back(spec);
+  for (const Spec* spec : plan->in) plan->kept.emplace_back(spec);
+  for (const Spec* spec : plan->out) plan->kept.emplace_back(spec);
   return plan;
 }
 

@@ -4,6 +4,7 @@
 // there are too many. Ranks need not evict the same plans: planning again gives the same plan.
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "dtensor/rule.h"
 #include "dtensor/transition.h"
@@ -25,6 +26,7 @@ struct CallPlan {
   Metas out_metas;                   ///< global
   const Distributed* wanted = nullptr;
   bool implicit_replication = false;
+  std::vector<SpecRef> kept{};  ///< all layouts that the others point to
 
   LocalCall local_call() const { return {{*op, in_metas, global_attrs, out_metas}, in, out}; }
 };

@@ -13,8 +13,7 @@ namespace sherd {
 namespace {
 
 struct RedistributeAttrs {
-  const Spec* from = nullptr;
-  const Spec* to = nullptr;
+  SpecRef from, to;
   DType forward = DType::f32, backward = DType::f32;  // in which values and gradients travel
   static constexpr AttrField fields[] = {attr<&RedistributeAttrs::from>("from"), attr<&RedistributeAttrs::to>("to"),
                                          attr<&RedistributeAttrs::forward>("forward"),

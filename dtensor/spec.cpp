@@ -1,11 +1,9 @@
 #include "dtensor/spec.h"
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 #include <numeric>
 
-#include "runtime/op/step_names.h"
+#include "dtensor/spec_table.h"
 #include "runtime/op/tensor.h"
 
 namespace sherd {
@@ -62,21 +60,10 @@ const Spec* Spec::of(const DeviceMesh& mesh, std::span<const Placement> placemen
 }
 
 const Spec* Spec::intern(const DeviceMesh& mesh, std::span<const Placement> placements, AxesOfDim dims, Rows rows) {
-  struct Key {
-    std::uint64_t mesh;
-    AxesOfDim dims;
-    std::vector<int> partial;
-    Rows rows;
-    auto operator<=>(const Key&) const = default;
-  };
-  static std::mutex mutex;
-  static std::map<Key, std::unique_ptr<const Spec>> interned;  // immortal by design
-  Key key{mesh.id(), dims, {}, rows};
+  SpecTable::Key key{dims, {}, rows};
   for (const Placement& p : placements) key.partial.push_back(p.is_partial() ? static_cast<int>(p.reduce) : -1);
-  std::lock_guard lock(mutex);
-  auto& entry = interned[std::move(key)];
-  if (!entry) entry.reset(new Spec(mesh, placements, std::move(dims), std::move(rows)));
-  return entry.get();
+  return mesh.impl_->layouts->find_or_make(
+      std::move(key), [&] { return new Spec(mesh, placements, std::move(dims), std::move(rows)); });
 }
 
 Spec::Spec(const DeviceMesh& mesh, std::span<const Placement> placements, AxesOfDim axes_of_dim, Rows rows_of_dim)
@@ -93,7 +80,6 @@ Spec::Spec(const DeviceMesh& mesh, std::span<const Placement> placements, AxesOf
     is_replicated_ &= p.is_replicate();
     placements_.push_back(p);
   }
-  name_layout(*this);
 }
 
 const Spec* Spec::replicate(const DeviceMesh& mesh) {

@@ -23,8 +23,10 @@
 
 namespace sherd {
 
-/// Interned and immortal: equal layouts on one mesh are one object, so comparing is comparing pointers. A Spec holds no
-/// shape, unless sizes of shards are listed, so a program has few of them.
+/// Equal layouts on one mesh are one object while it lives, so comparing is comparing pointers. A Spec holds no shape,
+/// unless sizes of shards are listed, so a mesh has few others: it keeps those while it lives. One that lists sizes,
+/// and any one of a mesh that is gone, lives while it is held (SpecRef, tensors, the tape); a plain pointer is good for
+/// the call that has asked for it, and until the mesh was asked for kYoung layouts since.
 class Spec final : public Distributed {
  public:
   /// One placement per mesh axis. Shard dims must be >= 0 (normalised by the caller). Axes that shard the same dim
@@ -85,8 +87,12 @@ class Spec final : public Distributed {
   std::string describe() const override;
   std::string name() const override;
 
+  /// For so many layouts that its mesh is asked for, one that lists sizes is kept though nobody holds it.
+  static constexpr std::uint64_t kYoung = 1000;
+
  private:
   using Rows = std::vector<std::vector<std::int64_t>>;  // per tensor dim, up to the last one that has a list
+  friend class SpecTable;
   static const Spec* intern(const DeviceMesh& mesh, std::span<const Placement> placements,
                             std::vector<std::vector<int>> axes_of_dim, Rows rows_of_dim);
   Spec(const DeviceMesh& mesh, std::span<const Placement> placements, std::vector<std::vector<int>> axes_of_dim,
@@ -102,6 +108,8 @@ class Spec final : public Distributed {
   Rows rows_of_dim_;
   bool is_partial_ = false, is_replicated_ = true;
 };
+
+using SpecRef = LayoutHandle<Spec>;
 
 /// Chunk rule: shard r of n elements over `parts` ranks is [min(r*c, n), min((r+1)*c, n)) with c = ceil(n/parts).
 Spec::Range chunk_range(std::int64_t n, int parts, int r);

@@ -6,10 +6,12 @@
 namespace sherd {
 
 template <>
-struct AttrValue<const Spec*> : AttrIdentity<const Spec*> {
-  static void print(const Spec* const& spec, AttrWriter& out) { out.raw(spec->describe()); }
+struct AttrValue<SpecRef> {
+  static bool equal(const SpecRef& a, const SpecRef& b) { return a.get() == b.get(); }
+  static std::uint64_t hash(const SpecRef& spec) { return std::hash<const Spec*>()(spec); }
+  static void print(const SpecRef& spec, AttrWriter& out) { out.raw(spec->describe()); }
   /// Always Error.
-  [[noreturn]] static void read(const Spec*&, AttrReader& in) {
+  [[noreturn]] static void read(SpecRef&, AttrReader& in) {
     in.fail_because("a layout is of a mesh, which its text does not say");
   }
 };

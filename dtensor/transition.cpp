@@ -40,11 +40,12 @@ struct AxisCosts {
 std::map<std::string, AxisCost, std::less<>>& axis_costs() { return RankContext::current().state<AxisCosts>().by_name; }
 
 struct PlanKey {
-  const Spec* from;
-  const Spec* to;
+  SpecRef from, to;
   Shape shape;
   DType dtype;
-  friend bool operator==(const PlanKey&, const PlanKey&) = default;
+  friend bool operator==(const PlanKey& a, const PlanKey& b) {
+    return a.from.get() == b.from.get() && a.to.get() == b.to.get() && a.shape == b.shape && a.dtype == b.dtype;
+  }
 };
 
 struct PlanKeyHash {
@@ -199,7 +200,7 @@ Transition search_plan(const PlanKey& key) {
     step.from_dim = s.from_dim;
     step.to_dim = s.to_dim;
     step.reduce = key.from->placement(step.axes[0]).reduce;
-    step.result = &s == &found->back() ? key.to : mesh.unpack(s.result);
+    step.result = &s == &found->back() ? key.to.get() : mesh.unpack(s.result);
     step.bytes = s.bytes;
     plan.seconds += s.seconds;
     plan.bytes += s.bytes;

@@ -29,7 +29,7 @@ struct TransitionStep {
   SmallVec<int, 2> axes;         ///< mesh axes; several: one call on DeviceMesh::joint_group(axes)
   int from_dim = 0, to_dim = 0;  ///< the dim that is gathered, the dim that is split
   ReduceKind reduce = ReduceKind::sum;
-  const Spec* result = nullptr;
+  SpecRef result;
   std::int64_t bytes = 0;            ///< of the full buffer on the rank with the largest local tensor; 0 for a slice
   std::vector<std::int64_t> rows{};  ///< of the dim, per rank of the axis, where a layout lists them; else empty
 };

@@ -134,7 +134,7 @@ ModuleId Recorder::module_id(const std::string* path) {
 
 LayoutId Recorder::layout_id(const Distributed* layout) {
   if (!layout) return kPlain;
-  const auto known = std::ranges::find(live_.layouts, layout);
+  const auto known = std::ranges::find(live_.layouts, layout, &LayoutRef::get);
   if (known != live_.layouts.end()) return static_cast<LayoutId>(known - live_.layouts.begin());
   const std::string own = layout->name();
   std::string name = own;

@@ -16,14 +16,16 @@ struct Live {
   /// Empty for a local slot. A leaf outlives its slot and knows when that is gone.
   std::vector<NodeRef> slots;
   std::vector<Ref<Storage>> units, constants;  ///< kept alive
-  std::vector<const Distributed*> layouts;
+  std::vector<LayoutRef> layouts;
   std::vector<const std::string*> modules;  ///< as the rank context has interned them
   std::vector<std::shared_ptr<const StepSetting>> settings;
 
   /// Null if the slot is gone.
   Slot* slot(int index) const { return static_cast<Leaf*>(slots[static_cast<std::size_t>(index)].get())->slot; }
   /// Null for a plain tensor.
-  const Distributed* layout(LayoutId id) const { return id < 0 ? nullptr : layouts[static_cast<std::size_t>(id)]; }
+  const Distributed* layout(LayoutId id) const {
+    return id < 0 ? nullptr : layouts[static_cast<std::size_t>(id)].get();
+  }
   const std::string* module(ModuleId id) const { return id < 0 ? nullptr : modules[static_cast<std::size_t>(id)]; }
   /// The storage of a unit value or a constant.
   const Ref<Storage>& storage(const Value& value) const {

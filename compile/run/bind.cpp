@@ -159,8 +159,8 @@ class Binder {
     return sherd::did_you_mean(name, known);
   }
 
-  static const Distributed* layout(const std::string& name) {
-    const std::vector<const Distributed*> found = find_layouts(name);
+  static LayoutRef layout(const std::string& name) {
+    const std::vector<LayoutRef> found = find_layouts(name);
     check(!found.empty(), "the program uses layout {}, which no tensor on this rank has had: make its mesh first",
           name);
     check(found.size() == 1,

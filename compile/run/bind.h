@@ -15,7 +15,7 @@ struct Names {
   /// Storages among which constants that are too large for a program are found by their contents, each for one.
   std::vector<Ref<Storage>> constants{};
   /// By index of the program's table, for who knows: meshes that look alike have layouts that are called alike.
-  std::vector<const Distributed*> layouts{};
+  std::vector<LayoutRef> layouts{};
 };
 
 /// The graph's program, complete: with the contents of its constants, as they are now. Waits for devices that hold

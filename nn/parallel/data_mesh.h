@@ -42,12 +42,12 @@ DeviceMesh mesh_of_data(const DeviceMesh& mesh, const DataAxes& axes);
 
 /// Layouts of one parameter.
 struct ShardPlacement {
-  const Spec* sharded = nullptr;   ///< between steps
-  const Spec* gathered = nullptr;  ///< while its module computes; null: a plain tensor
-  Shape shape;                     ///< global, of `sharded`: the parameter's, or with leading dims merged
-  Shape full_shape, local_shape;   ///< of the local tensor when gathered, and of this rank's shard of it
-  Shape used_shape;                ///< full_shape, as modules see it: with the dims that the plan merges
-  int dim = 0;                     ///< that the data axes shard
+  SpecRef sharded;                ///< between steps
+  SpecRef gathered;               ///< while its module computes; null: a plain tensor
+  Shape shape;                    ///< global, of `sharded`: the parameter's, or with leading dims merged
+  Shape full_shape, local_shape;  ///< of the local tensor when gathered, and of this rank's shard of it
+  Shape used_shape;               ///< full_shape, as modules see it: with the dims that the plan merges
+  int dim = 0;                    ///< that the data axes shard
   /// Of the gathered local tensor, per rank of the shard group, where the chunk rule does not say the same.
   std::vector<std::int64_t> row_counts;
   Spec::Range rows;  ///< those that are this rank's shard

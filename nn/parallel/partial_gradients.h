@@ -41,7 +41,7 @@ class PartialGradients final : public std::enable_shared_from_this<PartialGradie
     Slot* slot;
     Tensor partial;
     Shape shape;
-    const Spec* layout;
+    SpecRef layout;
   };
   void reduce();
 

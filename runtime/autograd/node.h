@@ -82,12 +82,18 @@ struct TensorHook {
 class OpNode final : public Node {
  public:
   OpNode() : Node(Kind::op) {}
+  ~OpNode() {
+    for (const TensorMeta& meta : input_metas) drop_layout(meta.layout);
+    for (const TensorMeta& meta : output_metas) drop_layout(meta.layout);
+  }
+  OpNode(const OpNode&) = delete;
+  OpNode& operator=(const OpNode&) = delete;
   const Op* op = nullptr;
   Attrs attrs;
   SmallVec<Edge, 3> next;                 // per input
   SmallVec<SavedTensor, 3> saved_inputs;  // per input; undefined where nobody reads it or its maker recomputes it
   SmallVec<SavedTensor, 1> saved_outputs;
-  SmallVec<TensorMeta, 3> input_metas;
+  SmallVec<TensorMeta, 3> input_metas;  // these hold their layouts
   SmallVec<TensorMeta, 1> output_metas;
   const std::string* module_path = nullptr;
   std::unique_ptr<TensorHook> hooks;    // in the order of registration

@@ -203,7 +203,7 @@ class OffloadSaved::Packed final : public PackedTensor {
   const std::shared_ptr<Bytes> bytes_;
   const TensorMeta meta_;  // of the local tensor
   const Shape shape_;
-  const Distributed* const layout_;  // null: it is plain
+  const LayoutRef layout_;  // null: it is plain
 };
 
 OffloadSaved::OffloadSaved(OffloadSavedOptions options, BytesPerRank count)

@@ -18,8 +18,9 @@ void destroy_one(Node* node) {
 
 template <std::size_t N>
 void push_meta(SmallVec<TensorMeta, N>& metas, const Tensor& t) {
-  if (t.defined()) metas.emplace_back(t.shape(), t.dtype(), t.device()).layout = t.layout();
-  else metas.push_back(kAbsent);
+  if (!t.defined()) return void(metas.push_back(kAbsent));
+  metas.emplace_back(t.shape(), t.dtype(), t.device()).layout = t.layout();
+  hold_layout(t.layout());
 }
 
 // ---- what the tape keeps ----

@@ -1,6 +1,7 @@
 #include "runtime/op/step_names.h"
 
 #include <algorithm>
+#include <atomic>
 #include <unordered_map>
 
 #include "runtime/exec/context.h"
@@ -49,18 +50,11 @@ struct KnownNames {
   Living<std::string, NamedStorage> storages;
   Living<std::uint64_t, NamedStorage> storages_by_id;
   Living<std::string, StepSetting> settings;
-  std::vector<const Distributed*> layouts;
 };
 
 KnownNames& known() { return RankContext::current().state<KnownNames>(); }
 
-// The layout whose mesh is gone says so by an Error.
-bool has_mesh(const Distributed& layout) {
-  try {
-    layout.replicated();
-    return true;
-  } catch (const Error&) { return false; }
-}
+std::atomic<LayoutFinder> layout_finder{nullptr};
 
 }  // namespace
 
@@ -93,12 +87,11 @@ std::shared_ptr<const StepSetting> find_setting(std::string_view name) {
   return known().settings.find(std::string(name));
 }
 
-void name_layout(const Distributed& layout) { known().layouts.push_back(&layout); }
+void install_layout_finder(LayoutFinder finder) { layout_finder.store(finder, std::memory_order_release); }
 
-std::vector<const Distributed*> find_layouts(std::string_view name) {
-  std::vector<const Distributed*> found = known().layouts;
-  std::erase_if(found, [&](const Distributed* l) { return l->name() != name || !has_mesh(*l); });
-  return found;
+std::vector<LayoutRef> find_layouts(std::string_view name) {
+  const LayoutFinder finder = layout_finder.load(std::memory_order_acquire);
+  return finder ? finder(name) : std::vector<LayoutRef>();
 }
 
 }  // namespace sherd

@@ -1,7 +1,7 @@
 #pragma once
 // What a step uses besides slots and groups, by name. A program is data and holds none of these; a rank knows which
 // storage, setting or layout of its own a name means. Whoever makes such a thing names it: a unit its gathered
-// parameters ("blocks.0 full") and its settings, dtensor its layouts.
+// parameters ("blocks.0 full") and its settings; dtensor finds its layouts.
 #include <memory>
 #include <string>
 #include <string_view>
@@ -31,9 +31,9 @@ void name_setting(const std::shared_ptr<StepSetting>& setting, std::string name)
 /// This rank's setting of that name; null if there is none.
 std::shared_ptr<const StepSetting> find_setting(std::string_view name);
 
-/// Makes a layout known on this rank; layouts are immortal.
-void name_layout(const Distributed& layout);
-/// This rank's layouts of that name(), whose mesh is there.
-std::vector<const Distributed*> find_layouts(std::string_view name);
+/// This rank's layouts of that name(), of meshes that are there: whoever makes layouts says how they are found.
+using LayoutFinder = std::vector<LayoutRef> (*)(std::string_view name);
+void install_layout_finder(LayoutFinder finder);
+std::vector<LayoutRef> find_layouts(std::string_view name);
 
 }  // namespace sherd

@@ -15,6 +15,7 @@ void TensorImpl::destroy(TensorImpl* impl) { Pool<TensorImpl>::destroy(impl); }
 
 TensorImpl::~TensorImpl() {
   if (grad_node) release_node(grad_node);
+  drop_layout(meta.layout);
 }
 
 namespace {
@@ -137,7 +138,7 @@ Tensor Tensor::distributed(const Shape& shape, const Distributed* layout, const 
                       : make({}, shape, strides_like(local, shape), 0, local.dtype(), local.device());
   t.impl_->contiguous = is_dense;
   t.impl_->flags |= TensorImpl::kDistributed;
-  t.impl_->meta.layout = layout;
+  t.impl_->set_layout(layout);
   t.impl_->local = local.impl_;
   return t;
 }
@@ -153,7 +154,7 @@ Tensor Tensor::distributed_like(const Tensor& like, const Tensor& local) {
   impl->numel = of.numel;
   impl->contiguous = of.contiguous;
   impl->flags |= TensorImpl::kDistributed;
-  impl->meta.layout = of.meta.layout;
+  impl->set_layout(of.meta.layout);
   impl->local = local.impl_;
   return Tensor(std::move(impl));
 }
@@ -255,7 +256,7 @@ Tensor Tensor::detach() const { return known("detach()").grad_node ? alias() : *
 Tensor Tensor::alias() const {
   Tensor t = make(known("alias()").storage, shape(), strides(), offset(), dtype(), device());
   t.impl_->flags = static_cast<std::uint8_t>(impl_->flags & ~TensorImpl::kRequiresGrad);
-  t.impl_->meta.layout = layout();
+  t.impl_->set_layout(layout());
   t.impl_->local = impl_->local;
   return t;
 }

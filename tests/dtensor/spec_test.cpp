@@ -3,8 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <optional>
+
+#include "dtensor/api.h"
+#include "dtensor/propagate.h"
+#include "dtensor/redistribute.h"
+#include "runtime/autograd/slot.h"
 #include "runtime/comm/job/world.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/ops.h"
+#include "runtime/op/step_names.h"
 #include "tests/dtensor/layouts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"
@@ -29,6 +37,52 @@ TEST(ChunkRange, GivesEveryRankCeilRowsUntilTheyAreUsedUp) {
       }
       EXPECT_EQ(used, n);
     }
+}
+
+// Of sizes that change from step to step, as ragged rows do: what nobody holds goes, what a tensor or the tape holds
+// stays one object.
+TEST(Spec, ListedSizesGoWithWhoHoldsThem) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group, "dp");
+    const Spec* const even = Spec::of(mesh, Shard(0));
+    const auto listed = [&](std::int64_t n) { return even->with_rows(0, std::array{n, n + 5}); };
+    const Tensor held = from_local(zeros({group->rank() == 0 ? 1 : 6, 2}), listed(1));
+    const std::string name = listed(1)->name(), other = listed(2)->name();
+    EXPECT_EQ(find_layouts(other).size(), 1u);
+    for (std::int64_t n = 3; n < 4 * static_cast<std::int64_t>(Spec::kYoung); ++n) listed(n);
+    EXPECT_TRUE(find_layouts(other).empty());
+    ASSERT_EQ(find_layouts(name).size(), 1u);
+    EXPECT_EQ(find_layouts(name)[0].get(), held.layout());
+    EXPECT_EQ(listed(1), held.layout());
+    EXPECT_EQ(Spec::of(mesh, Shard(0)), even);
+  });
+}
+
+TEST(Spec, LayoutsOfAMeshThatIsGoneGoWithTheirTensors) {
+  std::optional<DeviceMesh> mesh(make_single_group());
+  const SpecRef spec = Spec::of(*mesh, Shard(0));
+  Slot w("w", true);
+  w.set(from_local(zeros({2}), spec));
+  Tensor y = redistribute(w.value(), Spec::of(*mesh, Replicate())) * 2.0;
+  forget_plans();
+  forget_plans();  // what was forgotten last is kept
+  mesh.reset();
+  EXPECT_GT(spec->use_count(), 2u);
+  expect_error([&] { (void)spec->mesh(); }, {"the mesh of a tensor with placement {0: dp} is gone"});
+  y = {};
+  w.set(zeros({1}));
+  for (int i = 0; i < 1000; ++i) Spec::of(DeviceMesh(make_single_group()), Shard(0));  // the last ones are kept too
+  EXPECT_EQ(spec->use_count(), 1u);
+}
+
+TEST(Spec, AreFoundByNameWhileTheirMeshIsThere) {
+  std::optional<DeviceMesh> mesh(make_single_group()), other(make_single_group());
+  const SpecRef spec = Spec::of(*mesh, Shard(1)), second = Spec::of(*other, Shard(1));
+  EXPECT_EQ(find_layouts("{1: dp} on mesh(dp=1)").size(), 2u);
+  mesh.reset();
+  ASSERT_EQ(find_layouts("{1: dp} on mesh(dp=1)").size(), 1u);
+  EXPECT_EQ(find_layouts("{1: dp} on mesh(dp=1)")[0].get(), second.get());
+  EXPECT_TRUE(find_layouts("{0: dp} on mesh(dp=2)").empty());
 }
 
 TEST(Spec, EqualLayoutsOnOneMeshAreOneObject) {

@@ -126,9 +126,9 @@ TEST(Infer, ErrorsShowMetadataAsTheyShowTensors) {
   EXPECT_EQ(message_of([] { infer("matmul", {meta({3, 5}), meta({4, 2})}); }), "inner dimensions differ: 5 and 4");
   EXPECT_EQ(message_of([] { infer("where", {meta({2}), meta({2}), meta({2})}); }),
             "where needs a bool condition, got f32[2]; use not_equal(x, 0)");
-  const RowsOverDp layout;
+  const LayoutRef layout(new RowsOverDp);
   TensorMeta rows = meta({2, 3}), planned = meta({2, 3}, DType::i64);
-  rows.layout = &layout;
+  rows.layout = layout;
   planned.device = Device::meta();
   EXPECT_EQ(message_of([&] { infer("cat", {rows, planned}, DimAttrs{0}); }),
             "cat of f32[2,3]{0: dp} and i64[2,3](meta): dtypes differ");

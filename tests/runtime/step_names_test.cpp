@@ -51,30 +51,6 @@ TEST(StepNames, SettingsAreKnownByNameWhateverTheirText) {
   EXPECT_EQ(find_setting("head"), nullptr);
 }
 
-class Rows final : public Distributed {
- public:
-  Shape local_shape(const Shape& shape) const override { return shape; }
-  bool is_partial() const override { return false; }
-  bool is_replicated() const override { return false; }
-  const Distributed* replicated() const override {
-    check(has_mesh, "the mesh is gone");
-    return this;
-  }
-  std::string describe() const override { return "{0: dp}"; }
-  bool has_mesh = true;
-};
-
-TEST(StepNames, LayoutsAreThoseWhoseMeshIsThere) {
-  const RankScope rank;
-  Rows old, present;
-  name_layout(old);
-  name_layout(present);
-  EXPECT_EQ(find_layouts("{0: dp}").size(), 2u);
-  old.has_mesh = false;
-  EXPECT_EQ(find_layouts("{0: dp}"), (std::vector<const Distributed*>{&present}));
-  EXPECT_TRUE(find_layouts("{1: dp}").empty());
-}
-
 TEST(StepNames, ARankDoesNotKnowWhatAnotherHasNamed) {
   const auto named = name_storage("tied", Storage::allocate(8, MemoryCategory::unsharded));
   std::thread([] {

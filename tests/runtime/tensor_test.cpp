@@ -99,22 +99,22 @@ class SecondHalf final : public Distributed {
 };
 
 TEST(Tensor, DistributedShowsTheGlobalShapeAndHoldsTheLocalPart) {
-  const SecondHalf layout;
+  const LayoutRef layout(new SecondHalf);
   const Tensor local = Tensor::from<float>({5, 6, 7, 8}, {2, 2});
-  const Tensor t = Tensor::distributed({4, 2}, &layout, local);
+  const Tensor t = Tensor::distributed({4, 2}, layout, local);
   EXPECT_TRUE(t.is_distributed());
   EXPECT_EQ(t.shape(), (Shape{4, 2}));
   EXPECT_EQ(t.local().raw(), local.raw());
   EXPECT_EQ(describe(t), "f32[4,2]{0: dp}");
   EXPECT_EQ(describe(t.alias()), "f32[4,2]{0: dp}");
   expect_error([&] { t.to_vector<float>(); }, {"is distributed over ranks; use full_tensor() or local()"});
-  expect_error([&] { Tensor::distributed({6, 2}, &layout, local); }, {"has local shape [3,2] here, got"});
+  expect_error([&] { Tensor::distributed({6, 2}, layout, local); }, {"has local shape [3,2] here, got"});
 }
 
 TEST(Tensor, SavedDistributedTensorsCheckTheVersionOfTheirLocalBytes) {
-  const SecondHalf layout;
+  const LayoutRef layout(new SecondHalf);
   const Tensor local = Tensor::from<float>({5, 6, 7, 8}, {2, 2});
-  SavedTensor saved(Tensor::distributed({4, 2}, &layout, local));
+  SavedTensor saved(Tensor::distributed({4, 2}, layout, local));
   EXPECT_NO_THROW(saved.unpack());
   fill_into(local, 0);
   expect_error([&] { saved.unpack(); }, {"has been written since (version 0, now 1)"});

@@ -53,7 +53,7 @@ class UnitSlices {
  private:
   DeviceMesh split_;  // keeps the groups
   const UnitLayout *cut_, *gather_;
-  std::vector<const Spec*> specs_;
+  std::vector<SpecRef> specs_;
   Tensor bytes_;
   std::shared_ptr<const NamedStorage> name_;
 };
