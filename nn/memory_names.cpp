@@ -26,7 +26,7 @@ void add(Holders& holders, const Tensor& tensor, const std::string& name) {
 
 void name_by_slots(MemoryPicture& picture, const Module* model) {
   Holders holders;
-  for (const Slot* slot : RankContext::current().slots) {
+  for (const Slot* slot : living_slots()) {
     if (!slot->has_value()) continue;
     add(holders, slot->value(), slot->name());
     add(holders, slot->grad(), "gradient of " + slot->name());

@@ -43,11 +43,12 @@ void check_name(std::string_view what, const std::string& name) {
 
 void Module::adopt(std::string name, std::unique_ptr<Module> child) {
   check_name("child", name);
-  for (const auto& other : children_) check(other->name_ != name, "\"{}\" has a child \"{}\" already", path(), name);
+  if (child_names_.contains(name)) fail("\"{}\" has a child \"{}\" already", path(), name);
   child->name_ = std::move(name);
   child->parent_ = this;
   Module& below = *child;
   children_.push_back(std::move(child));
+  child_names_.insert(below.name_);
   below.rename_below();
   root().num_added_ += below.num_added_;
   root().count_hooks(below.num_hooks_, below.hooks_mark_);

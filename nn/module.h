@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -234,6 +235,7 @@ class Module {
   std::string name_;
   Module* parent_ = nullptr;
   std::vector<std::unique_ptr<Module>> children_;
+  std::unordered_set<std::string_view> child_names_;  // the children's own
   std::vector<NamedParameter> parameters_;
   std::vector<std::unique_ptr<Parameter>> owned_parameters_;
   std::vector<std::unique_ptr<Buffer>> buffers_;

@@ -43,7 +43,7 @@ Recorder::Recorder(std::span<const Tensor> arguments)
   check(context_.capture == nullptr, "a step is being captured on this thread already");
   program_.grad_enabled = context_.grad_enabled;
   for (const Tensor& argument : arguments) add_argument(argument);
-  for (Slot* slot : context_.slots) remember_slot(*slot);
+  for (Slot* slot : living_slots()) remember_slot(*slot);
   context_.capture = this;
 }
 
@@ -382,7 +382,7 @@ void Recorder::finish_gradient(Slot& slot) {
 }
 
 void Recorder::note_requires_grad() {
-  for (const Slot* slot : context_.slots)
+  for (const Slot* slot : living_slots())
     if (const SlotBefore* before = before_of(*slot); before && before->requires_grad != slot->requires_grad())
       slot_index(*slot);
   for (std::size_t i = 0; i < live_.slots.size(); ++i)
@@ -422,7 +422,7 @@ void Recorder::name_slots() {
     const std::string own = slot.name;
     for (int i = 2; !taken.insert(slot.name).second; ++i) slot.name = fmt::format("{}~{}", own, i);
   };
-  for (const Slot* slot : context_.slots)
+  for (const Slot* slot : living_slots())
     if (const auto found = slot_indices_.find(slot->leaf()); found != slot_indices_.end())
       name(static_cast<std::size_t>(found->second));
   for (std::size_t i = 0; i < program_.slots.size(); ++i) name(i);
@@ -431,7 +431,7 @@ void Recorder::name_slots() {
 Graph Recorder::finish(std::span<const Tensor> results) {
   context_.capture = nullptr;
   for (const Tensor& tensor : results) program_.results.push_back(result_of(tensor));
-  for (Slot* slot : context_.slots) finish_gradient(*slot);
+  for (Slot* slot : living_slots()) finish_gradient(*slot);
   note_requires_grad();
   note_sole_gradients();
   note_own_settings();

@@ -45,8 +45,8 @@ class TableChecker {
     std::unordered_set<std::string_view> seen;
     seen.reserve(list.size());
     for (const auto& entry : list)
-      if (const std::string& name = name_of(entry); !(may_be_unnamed && name.empty()))
-        demand(seen.insert(name).second, "two {} are called {}", what, quoted(name));
+      if (const std::string& name = name_of(entry); !(may_be_unnamed && name.empty()) && !seen.insert(name).second)
+        demand(false, "two {} are called {}", what, quoted(name));
   }
   void check_names() const {
     const auto self = [](const std::string& name) -> const std::string& { return name; };

@@ -50,7 +50,7 @@ class Binder {
   Binder(const Program& program, const Names& names)
       : program_(program),
         names_(names),
-        slots_(names.slots.empty() ? RankContext::current().slots : names.slots),
+        slots_(names.slots.empty() ? living_slots() : names.slots),
         units_(program.units.size()),
         constants_(program.constants.size()),
         are_homes_(homes_of(program)) {
@@ -231,7 +231,7 @@ class Binder {
 // What the names of a graph's program were recorded as.
 Names names_in(const Graph& graph) {
   const Live& live = graph.live;
-  Names names{.slots = RankContext::current().slots, .constants = live.constants, .layouts = live.layouts};
+  Names names{.slots = living_slots(), .constants = live.constants, .layouts = live.layouts};
   std::erase_if(names.slots, [&](const Slot* slot) {
     return std::ranges::find(live.slots, static_cast<const Node*>(slot->leaf()), &NodeRef::get) == live.slots.end();
   });

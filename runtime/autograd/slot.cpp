@@ -50,15 +50,45 @@ void note_change() {
 
 }  // namespace
 
+/// State of the rank context: its slots in order, with null in the places of those that are gone, until there are many.
+struct KnownSlots {
+  std::vector<Slot*> all;
+  std::size_t num_gone = 0;
+
+  void add(Slot& slot) {
+    slot.place_ = all.size();
+    all.push_back(&slot);
+  }
+  // A slot may be destroyed after its rank's scope, or on another thread.
+  void remove(const Slot& slot) {
+    if (slot.place_ >= all.size() || all[slot.place_] != &slot) return;
+    all[slot.place_] = nullptr;
+    if (++num_gone > all.size() / 2) close_gaps();
+  }
+  void close_gaps() {
+    std::erase(all, nullptr);
+    for (std::size_t i = 0; i < all.size(); ++i) all[i]->place_ = i;
+    num_gone = 0;
+  }
+};
+
+const std::vector<Slot*>& living_slots() {
+  KnownSlots& known = RankContext::current().state<KnownSlots>();
+  if (known.num_gone > 0) known.close_gaps();
+  return known.all;
+}
+
 Slot::Slot(std::string name, bool requires_grad)
     : name_(std::move(name)), leaf_(new Leaf(this)), sink_(default_sink()), requires_grad_(requires_grad) {
-  RankContext::current().slots.push_back(this);
+  RankContext::current().state<KnownSlots>().add(*this);
 }
 
 Slot::~Slot() {
   static_cast<Leaf*>(leaf_.get())->slot = nullptr;
-  note_change();
-  if (RankContext* context = RankContext::current_or_null()) std::erase(context->slots, this);
+  if (RankContext* context = RankContext::current_or_null()) {
+    context->state<KnownSlots>().remove(*this);
+    ++context->guarded_changes;
+  }
 }
 
 const Tensor& Slot::value() const {

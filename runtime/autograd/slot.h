@@ -99,7 +99,9 @@ class Slot {
   Leaf* leaf() const { return static_cast<Leaf*>(leaf_.get()); }
 
  private:
+  friend struct KnownSlots;
   std::string name_;
+  std::size_t place_ = 0;  // among those of its rank
   Tensor value_, grad_;
   NodeRef leaf_;
   GradSink* sink_;
@@ -113,5 +115,9 @@ class Slot {
   bool is_of_step_ = false;
   std::string torn_;
 };
+
+/// The slots alive on this rank, in the order in which they were made: state, which a capture knows from temporaries.
+/// Valid until one is made or destroyed.
+const std::vector<Slot*>& living_slots();
 
 }  // namespace sherd

@@ -113,9 +113,6 @@ class RankContext final : public RankMemory {
   /// wants one, a setting; the end of a slot or a mesh. See compile/run/guards.h.
   std::uint64_t guarded_changes = 0;
 
-  /// Slots alive on this rank; capture uses it to know state from temporaries.
-  std::vector<Slot*> slots;
-
  private:
   friend class RankScope;
   friend class RankMemory;

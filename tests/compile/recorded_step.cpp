@@ -32,15 +32,13 @@ Bits bits_of(const Tensor& tensor) {
 std::vector<Bits> bits_of_slots() {
   const GradMode off(false);
   std::vector<Bits> state;
-  for (const Slot* slot : RankContext::current().slots)
-    state.push_back(slot->has_value() ? bits_of(slot->value()) : Bits());
+  for (const Slot* slot : living_slots()) state.push_back(slot->has_value() ? bits_of(slot->value()) : Bits());
   return state;
 }
 
 std::vector<Bits> bits_of_gradients() {
   std::vector<Bits> gradients;
-  for (const Slot* slot : RankContext::current().slots)
-    gradients.push_back(slot->grad().defined() ? bits_of(slot->grad()) : Bits());
+  for (const Slot* slot : living_slots()) gradients.push_back(slot->grad().defined() ? bits_of(slot->grad()) : Bits());
   return gradients;
 }
 
@@ -132,8 +130,8 @@ void RecordedStep::restore() const {
   RankContext& context = RankContext::current();
   context.drain_queues();
   for (std::size_t i = 0; i < state_.size(); ++i) {
-    if (context.slots[i]->has_value()) put(state_[i], context.slots[i]->value().local());
-    context.slots[i]->clear_grad();
+    if (living_slots()[i]->has_value()) put(state_[i], living_slots()[i]->value().local());
+    living_slots()[i]->clear_grad();
   }
   for (std::size_t i = 0; i < arguments_.size(); ++i) put(given_bits_[i], arguments_[i].local());
 }

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
@@ -11,11 +15,11 @@ namespace sherd::testing {
 namespace {
 
 TEST(Slot, KeepsItsNameLeafAndPlaceInTheContext) {
-  const std::size_t before = RankContext::current().slots.size();
+  const std::size_t before = living_slots().size();
   {
     Slot slot("weight", true);
-    EXPECT_EQ(RankContext::current().slots.size(), before + 1);
-    EXPECT_EQ(RankContext::current().slots.back(), &slot);
+    EXPECT_EQ(living_slots().size(), before + 1);
+    EXPECT_EQ(living_slots().back(), &slot);
     EXPECT_FALSE(slot.has_value());
     expect_error([&] { slot.value(); }, {"\"weight\" has no value yet"});
     const Leaf* leaf = slot.leaf();
@@ -24,7 +28,24 @@ TEST(Slot, KeepsItsNameLeafAndPlaceInTheContext) {
     EXPECT_EQ(slot.leaf(), leaf) << "one leaf for life";
     EXPECT_EQ(slot.value().grad_node(), leaf);
   }
-  EXPECT_EQ(RankContext::current().slots.size(), before);
+  EXPECT_EQ(living_slots().size(), before);
+}
+
+TEST(Slot, LivingOnesAreInTheOrderInWhichTheyWereMade) {
+  const std::vector<Slot*> before = living_slots();
+  std::vector<std::unique_ptr<Slot>> made;
+  std::vector<Slot*> expected = before;
+  for (int i = 0; i < 100; ++i) made.push_back(std::make_unique<Slot>(std::to_string(i)));
+  for (int i = 0; i < 100; ++i)
+    if (i % 7 == 3) expected.push_back(made[static_cast<std::size_t>(i)].get());
+    else made[static_cast<std::size_t>(i)].reset();
+  Slot last("last");
+  expected.push_back(&last);
+  EXPECT_EQ(living_slots(), expected);
+  made.clear();
+  expected = before;
+  expected.push_back(&last);
+  EXPECT_EQ(living_slots(), expected);
 }
 
 TEST(Slot, SetSharesBytesWithoutTheHistoryOfWhatIsPutIn) {

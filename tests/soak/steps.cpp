@@ -394,7 +394,7 @@ struct Held {
   static Held now() {
     RankContext& context = RankContext::current();
     context.drain_queues();
-    return {context.allocator().accounting().total(), context.slots.size()};
+    return {context.allocator().accounting().total(), living_slots().size()};
   }
 };
 
