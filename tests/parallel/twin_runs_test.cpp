@@ -20,7 +20,7 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-constexpr int kTold = 5, kTakenBack = 9, kSteps = 13;
+constexpr int kTold = 6, kTakenBack = 10, kSteps = 14;  // by then replays have settled (compile/run/guards.h)
 
 struct TwinBlock : nn::Layer<TwinBlock> {
   nn::Linear& linear;
@@ -48,6 +48,7 @@ struct Layout {
   int ranks;
   int replicas = 1;
   bool bf16 = false;
+  int tp = 1;
 };
 constexpr Layout kLayouts[] = {{"plain", "", 1},
                                {"one", "full_shard", 1},
@@ -59,7 +60,19 @@ constexpr Layout kLayouts[] = {{"plain", "", 1},
                                {"full_shard_4", "full_shard", 4},
                                {"hybrid", "hybrid_shard", 4, 2},
                                {"hybrid_bf16", "hybrid_shard", 4, 2, true},
-                               {"hybrid_state", "hybrid_shard_state", 4, 2}};
+                               {"hybrid_state", "hybrid_shard_state", 4, 2},
+                               {"tp", "", 2, 1, false, 2},
+                               {"tp_4", "", 4, 1, false, 4},
+                               {"full_shard_tp", "full_shard", 4, 1, false, 2},
+                               {"no_shard_tp_bf16", "no_shard", 4, 1, true, 2}};
+
+/// Inputs and outputs are plain and equal on all ranks of "tp".
+nn::Plan twin_plan() {
+  return {{"blocks.0", nn::prepare_input({.from = Replicate(), .to = Replicate()})},
+          {"blocks.0.linear", nn::colwise()},
+          {"blocks.1.linear", nn::rowwise()},
+          {"head", nn::prepare_output({.to = Replicate(), .local = true})}};
+}
 
 struct Twin {
   TwinNet net;
@@ -68,13 +81,16 @@ struct Twin {
   bool syncs_by_itself;
 
   Twin(const Layout& layout, Group g, bool toggles) : group(std::move(g)), syncs_by_itself(toggles) {
+    const int dp = layout.ranks / layout.replicas / layout.tp;
+    std::vector<DeviceMesh::Axis> axes{{"dp", dp}};
+    if (layout.replicas > 1) axes.insert(axes.begin(), {"replicate", layout.replicas});
+    if (layout.tp > 1) axes.push_back({"tp", layout.tp});
+    const DeviceMesh root(group, axes);
+    if (layout.tp > 1) nn::parallelize(net, root["tp"], twin_plan());
     if (*layout.strategy != '\0') {
       nn::UnitPolicy policy = nn::strategy(layout.strategy);
       if (layout.bf16) policy.mp_policy.param_dtype = DType::bf16;
-      const DeviceMesh mesh =
-          layout.replicas > 1
-              ? DeviceMesh(group, {{"replicate", layout.replicas}, {"dp", layout.ranks / layout.replicas}})
-              : DeviceMesh(group);
+      const DeviceMesh mesh = layout.replicas > 1 ? root.slice({"replicate", "dp"}) : root["dp"];
       for (nn::Module* block : net.blocks.items()) nn::fully_shard(*block, mesh, policy);
       if (layout.bf16) policy.mp_policy.output_dtype = DType::f32;
       nn::fully_shard(net, mesh, policy);
