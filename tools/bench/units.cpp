@@ -1,6 +1,8 @@
 // units.*: host overhead of sharding: 32 small sharded units, forward and backward, and AdamW over their 128
 // parameters. Nothing is captured, as in PyTorch's usual loop. On two ranks the peer's messages go over loopback TCP,
-// ours through shared memory; on one rank ours has nothing to copy.
+// ours through shared memory; on one rank ours has nothing to copy. units.*.many: whether a unit costs the same in a
+// model of 3,300 as in one of 33, where the caches hold all of one and little of the other: so over what the same
+// model's does that is not sharded.
 #include <utility>
 
 #include <fmt/format.h>
@@ -81,6 +83,41 @@ Benchmark overhead_benchmark(const UnitsCase& c, double most_us) {
   return row;
 }
 
+// `request` of one rank: seconds per unit of many units over those of few; of a request that a plain model has too,
+// over the same of that. All sides are ours.
+Benchmark many_benchmark(std::string name, std::string what, std::string request, bool beside_plain) {
+  constexpr int kFew = 33;
+  Benchmark row;
+  row.name = "units." + name + ".many";
+  row.summary = fmt::format("{}, per unit: of 3,300 units over that of 33{}", what,
+                            beside_plain ? ", beside a model that is not sharded" : "");
+  row.unit = {"of few", Better::lower, 2};
+  row.target = {Rule::value_at_most, 1.5};
+  row.measure = [request = std::move(request), beside_plain](Figure& figure, BenchRun& run) {
+    const int many = run.sized(100 * kFew, 2 * kFew);
+    const auto side = [&](bool sharded, int units, int count) {
+      return Contestant{child("units", {"--sharded", sharded ? "true" : "false", "--units", std::to_string(units)}),
+                        fmt::format("{} {}", request, run.sized(count, 1))};
+    };
+    Contest contest{.ours = side(true, many, 5), .peers = {side(true, kFew, 50)}, .rounds = run.sized(5, 1)};
+    if (beside_plain) contest.peers.insert(contest.peers.end(), {side(false, many, 5), side(false, kFew, 50)});
+    const Outcome outcome = run.hold(contest);
+    const auto us_per_unit = [](const Answers& answers, int units) {
+      if (!answers.ok()) throw Error(answers.error);
+      return answers.median() * 1e6 / units;
+    };
+    const auto growth = [&](const std::string& of, const Answers& of_many, const Answers& of_few) {
+      const double us_of_many = us_per_unit(of_many, many), us_of_few = us_per_unit(of_few, kFew);
+      figure.detail[of + "us_of_many"] = us_of_many;
+      figure.detail[of + "us_of_few"] = us_of_few;
+      return us_of_many / us_of_few;
+    };
+    figure.value = growth("", outcome.ours, outcome.peers.at(0));
+    if (beside_plain) *figure.value /= growth("plain_", outcome.peers.at(1), outcome.peers.at(2));
+  };
+  return row;
+}
+
 }  // namespace
 
 std::vector<Benchmark> units_benchmarks() {
@@ -89,6 +126,9 @@ std::vector<Benchmark> units_benchmarks() {
     for (const UnitsCase& c : {kPlain, kOneRank, kTwoRanks}) rows.push_back(units_benchmark(c, optimizer));
   rows.push_back(overhead_benchmark(kOneRank, 1));
   rows.push_back(overhead_benchmark(kTwoRanks, 25));
+  rows.push_back(many_benchmark("r1", "forward and backward", "step", true));
+  rows.push_back(many_benchmark("wrap", "fully_shard()", "wrap", false));
+  rows.push_back(many_benchmark("record", "the call that records", "record", true));
   return rows;
 }
 
