@@ -2,6 +2,8 @@
 // together.
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "compile/compile.h"
 #include "dtensor/api.h"
 #include "dtensor/redistribute.h"
@@ -56,6 +58,26 @@ TEST(FailingTogether, AReplayThatFailsOnOneRankReachesAll) {
     expect_failure([&] { read(step(table, bad)); });
     group->reset();
     EXPECT_TRUE(same_bits(step(table, good), ones({2, 3})));
+  });
+}
+
+// Parts of unlike size, which from_local() cannot see by itself: the call that meets says so, on each rank, also on one
+// that holds no elements.
+TEST(FailingTogether, PartsOfUnlikeSizeWithoutAShapeAreNamed) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    for (const std::int64_t of_rank_1 : {1, 0}) {
+      const Shape part{group->rank() == 0 ? 3 : of_rank_1, 2};
+      const Tensor x = from_local(ones(part), mesh, {Shard(0)});
+      expect_error([&] { read(full_tensor(x)); },
+                   {"all_gather", "rank 0", "rank 1", "from_local()", "`shape`", "with_rows()"});
+      group->reset();
+      expect_error([&] { read(redistribute(x, {{Shard(1)}}).local()); },
+                   {"all_to_all", "sends", "from_local()", "`shape`", "with_rows()"});
+      group->reset();
+      const Spec* const listed = Spec::of(mesh, Shard(0))->with_rows(0, std::array<std::int64_t, 2>{3, of_rank_1});
+      EXPECT_TRUE(same_bits(full_tensor(from_local(ones(part), listed)), ones({3 + of_rank_1, 2})));
+    }
   });
 }
 

@@ -62,6 +62,12 @@ struct BoardOptions {
   std::chrono::nanoseconds look = std::chrono::seconds(2);
 };
 
+/// What messages add where ranks make the same call with other sizes.
+inline constexpr std::string_view kUnlikeSizes =
+    "; their parts of a tensor have other sizes: from_local() takes them to be alike unless it is given the `shape`, "
+    "or "
+    "a layout that lists them (Spec::with_rows())";
+
 /// One rank's handle to one channel of the board. One thread at a time calls it, except for poison() and
 /// set_deadline(). Calls that wait throw CommError when the group is poisoned, a peer is gone, or the deadline of the
 /// call has passed; the rank that finds the reason first poisons the group, so all ranks report the same one in all

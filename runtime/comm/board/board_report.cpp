@@ -45,14 +45,18 @@ void Board::compare_calls() {
     }
   }
   std::string text;
-  bool is_hidden = false;
+  bool is_hidden = false, differ_in_size = true;
+  const auto without_size = [](const Side& side) { return side.text.substr(0, side.text.find('[')); };
   for (const Side& side : sides) {
     const bool is_plural = side.ranks.find(',') != std::string::npos;
     text += fmt::format("{}{} {} {}", text.empty() ? "" : ", ", side.ranks, is_plural ? "call" : "calls", side.text);
     is_hidden = is_hidden || (&side != &sides.front() && side.text == sides.front().text);
+    differ_in_size = differ_in_size && without_size(side) == without_size(sides.front());
   }
   if (is_hidden) text += " (they differ in the part of the list that is not shown)";
-  fail_call(text + "; all ranks of a group must make the same calls in the same order");
+  text += "; all ranks of a group must make the same calls in the same order";
+  if (differ_in_size && !is_hidden) text += kUnlikeSizes;
+  fail_call(text);
 }
 
 std::string Board::call_of(int rank, int channel) const { return call_in(cell(rank, channel)); }

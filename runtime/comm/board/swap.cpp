@@ -69,9 +69,9 @@ void swap_parts(Board& board, std::span<const SwapPart> parts) {
   for (std::size_t from = 0; from < size; ++from)
     for (std::size_t p = 0; p < parts.size(); ++p)
       if (counts.at(from, p, me) != parts[p].out_counts[from])
-        board.fail_call(fmt::format("{}: rank {} sends {} elements of tensor {} to rank {}, which expects {}",
+        board.fail_call(fmt::format("{}: rank {} sends {} elements of tensor {} to rank {}, which expects {}{}",
                                     board.call(), board.root_rank(static_cast<int>(from)), counts.at(from, p, me), p,
-                                    board.root_rank(), parts[p].out_counts[from]));
+                                    board.root_rank(), parts[p].out_counts[from], kUnlikeSizes));
 
   std::vector<ByteStream> out, in;  // to and from each rank
   for (std::size_t rank = 0; rank < size; ++rank) {
