@@ -2,44 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <unordered_map>
 
 #include "runtime/exec/context.h"
+#include "runtime/op/living.h"
 
 namespace sherd {
 
 namespace {
-
-/// Things by a key, in one look-up, of which nothing is kept alive. Keys of what is gone are dropped when as many were
-/// added as there are, so that a program that makes and drops models does not fill it.
-template <class Key, class T>
-class Living {
- public:
-  std::shared_ptr<const T> find(const Key& key) const {
-    const auto found = by_key_.find(key);
-    return found == by_key_.end() ? nullptr : found->second.lock();
-  }
-  void add(const Key& key, const std::shared_ptr<const T>& living) {
-    if (by_key_.size() >= 2 * num_kept_ + kFewest) {
-      std::erase_if(by_key_, [](const auto& entry) { return entry.second.expired(); });
-      num_kept_ = by_key_.size();
-    }
-    by_key_[key] = living;
-  }
-
- private:
-  static constexpr std::size_t kFewest = 64;
-  std::unordered_map<Key, std::weak_ptr<const T>> by_key_;
-  std::size_t num_kept_ = 0;
-};
-
-/// `name`, or with "~2" after it, "~3", ..., if living ones are called so.
-template <class T>
-std::string free_name(const Living<std::string, T>& living, const std::string& name) {
-  std::string result = name;
-  for (int i = 2; living.find(result); ++i) result = fmt::format("{}~{}", name, i);
-  return result;
-}
 
 // State of the rank context.
 struct KnownNames {
