@@ -45,7 +45,6 @@ class Parser {
     in_.expect("\n");
     while (!in_.take("end\n")) read_update();
     if (!in_.is_at_end()) in_.refuse("the end of the text");
-    intern_unit_layouts();
     return std::move(program_);
   }
 
@@ -65,15 +64,6 @@ class Parser {
   struct SlotPlace {
     int slot;
     bool gradient;
-  };
-  struct NamedLayout {
-    UnitLayout read;
-    const UnitLayout* interned = nullptr;
-  };
-  /// Attributes of a node that name a unit's layout.
-  struct UnitAttributes {
-    std::size_t node, position;
-    std::string_view text;
   };
 
   // Runs `read`, whose Error knows no line, for what begins at `position`.
@@ -127,33 +117,15 @@ class Parser {
     in_.expect(" ");
     const std::size_t layout_at = in_.position();
     const std::string_view text = in_.braces();
-    NamedLayout& layout = unit_layouts_[name];
-    if (!layout.read.name.empty()) in_.fail_at(position, fmt::format("{} stands there twice", quoted(name)));
-    located(layout_at, [&] {
-      layout.read = parse_unit_layout(text);
-      layout.read.check_sound();
-    });
+    UnitLayoutPtr& layout = unit_layouts_[name];
+    if (layout) in_.fail_at(position, fmt::format("{} stands there twice", quoted(name)));
+    layout = located(layout_at, [&] { return UnitLayout::of_content(parse_unit_layout(text)); });
     in_.expect("\n");
   }
 
-  // For attributes. What it gives before all of the text has been read is gone with the parser.
-  const UnitLayout* unit_layout(const std::string& name) {
-    names_unit_layout_ = true;
+  UnitLayoutPtr unit_layout(const std::string& name) const {
     const auto found = unit_layouts_.find(name);
-    if (found == unit_layouts_.end()) return nullptr;
-    NamedLayout& layout = found->second;
-    if (!is_read_) return &layout.read;
-    if (!layout.interned) layout.interned = UnitLayout::of_content(layout.read);
-    return layout.interned;
-  }
-
-  // Layouts are interned for ever, so a text that is refused must not get that far.
-  void intern_unit_layouts() {
-    is_read_ = true;
-    for (const UnitAttributes& of : unit_attributes_) {
-      GraphNode& node = program_.nodes[of.node];
-      node.attrs = located(of.position, [&] { return parse_attrs(*node.op, of.text, find_unit_layout_); });
-    }
+    return found == unit_layouts_.end() ? nullptr : found->second;
   }
 
   void read_constant() {
@@ -465,9 +437,7 @@ class Parser {
     if (has_attrs) in_.expect(" ");
     const std::size_t attrs_at = in_.position();
     const std::string_view attrs = has_attrs ? in_.braces() : std::string_view();
-    names_unit_layout_ = false;
     node.attrs = located(attrs_at, [&] { return parse_attrs(*node.op, attrs, find_unit_layout_); });
-    if (names_unit_layout_) unit_attributes_.push_back({program_.nodes.size(), attrs_at, attrs});
     read_tail(node);
     program_.nodes.push_back(std::move(node));
   }
@@ -533,10 +503,7 @@ class Parser {
   std::unordered_map<std::string, Named> values_;       // by key
   std::vector<std::pair<std::size_t, std::string>> bound_;  // by binding: where its value's name stands, and its key
   std::vector<PlaceName> places_;
-  std::unordered_map<std::string, NamedLayout> unit_layouts_;  // by the text's name
-  std::vector<UnitAttributes> unit_attributes_;
-  bool names_unit_layout_ = false;  // the attributes just read
-  bool is_read_ = false;            // all of the text
+  std::unordered_map<std::string, UnitLayoutPtr> unit_layouts_;  // by the text's name
   const UnitFinder find_unit_layout_ = [this](const std::string& name) { return unit_layout(name); };
   int next_number_[static_cast<int>(ValueKind::temporary) + 1]{};
 };

@@ -5,6 +5,7 @@
 //   value       3   -0.5   inf   true   f32   cuda:1   dp#1   "any text"   [2,3]   {piece=0 offset=64}
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,7 +22,7 @@ struct UnitLayout;
 /// What a text calls the layouts of units, and which one it means by a name, null for none: for texts that list layouts
 /// themselves. In others they go by their labels on this rank (unit_layout.h).
 using UnitNamer = std::function<std::string(const UnitLayout& unit)>;
-using UnitFinder = std::function<const UnitLayout*(const std::string& name)>;
+using UnitFinder = std::function<std::shared_ptr<const UnitLayout>(const std::string& name)>;
 
 /// Attributes of a kind from their text; fields may come in any order. Error naming the field, what was expected and
 /// what was found, for a text that is not of that kind, a field that the kind does not have, a missing field, and a

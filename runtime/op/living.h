@@ -41,6 +41,11 @@ class Living {
   }
   /// Entries, with those of what is gone and has not been dropped yet.
   std::size_t size() const { return by_key_.size(); }
+  std::size_t count_living() const {
+    std::size_t count = 0;
+    for (const auto& entry : by_key_) count += entry.second.expired() ? 0 : 1;
+    return count;
+  }
 
  private:
   static constexpr std::size_t kFewest = 64;

@@ -23,8 +23,9 @@ namespace {
 
 // ---- what calls must be ----
 
-const UnitLayout& unit_of(const InferCall& call, const UnitLayout* unit) {
-  check(unit != nullptr, "{} needs a unit", call.op.name);
+const UnitLayout& unit_of(const InferCall& call, const UnitRef& unit) {
+  check(unit.get() != nullptr, "{} needs a unit", call.op.name);
+  unit->check_interned();
   return *unit;
 }
 
@@ -355,19 +356,19 @@ void submit_sums(const ReplicaSumAttrs& attrs, ReplicaSum sums, std::int64_t byt
         {address_of(p.in), address_of(p.out), p.out.numel(), p.in.dtype(), p.wire, p.out.dtype(), p.accumulate});
   HostGroup& lane = group.host().lane(kReplicateQueue);
   queue_of(kReplicateQueue, Device::cpu())
-      .submit(
-          {.name = "replica_sum",
-           .subject = unit.name,
-           .bytes = bytes,
-           .run =
-               [&lane, call = std::move(sums.call), stores = std::move(stores), part = std::move(sums.part), &unit] {
-                 const comm::SubjectScope subject(unit.name, part);
-                 comm::run_on_host(lane, call);
-                 for (const HostPart& store : stores) reduce_on_host(store, 1);
-               },
-           .loans = sums.loans,
-           .abort = [&lane](std::string_view reason) { lane.abort(reason); },
-           .max_in_flight = most_in_flight(attrs.in_flight)});
+      .submit({.name = "replica_sum",
+               .subject = unit.name,
+               .bytes = bytes,
+               .run =
+                   [&lane, call = std::move(sums.call), stores = std::move(stores), part = std::move(sums.part),
+                    unit = unit.shared()] {
+                     const comm::SubjectScope subject(unit->name, part);
+                     comm::run_on_host(lane, call);
+                     for (const HostPart& store : stores) reduce_on_host(store, 1);
+                   },
+               .loans = sums.loans,
+               .abort = [&lane](std::string_view reason) { lane.abort(reason); },
+               .max_in_flight = most_in_flight(attrs.in_flight)});
 }
 
 void run_replica_sum(const KernelCall& c) {
@@ -540,17 +541,17 @@ void check_groups(const UnitLayout& unit, Device device) {
 
 void start_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
   Tensor in[] = {shards, full};
-  call_op(op::gather_start, in, UnitAttrs{&unit});
+  call_op(op::gather_start, in, UnitAttrs{unit});
 }
 
 void restore_unit(const UnitLayout& unit, const Tensor& full) {
   Tensor in[] = {full};
-  call_op(op::restore, in, UnitAttrs{&unit});
+  call_op(op::restore, in, UnitAttrs{unit});
 }
 
 void release_unit(const UnitLayout& unit, const Tensor& full) {
   Tensor in[] = {full};
-  call_op(op::release, in, UnitAttrs{&unit});
+  call_op(op::release, in, UnitAttrs{unit});
 }
 
 Tensor gradient_buffer(std::int64_t bytes, Device device) {

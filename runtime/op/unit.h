@@ -24,7 +24,7 @@ namespace sherd {
 
 /// Of gather_start, restore and release.
 struct UnitAttrs {
-  const UnitLayout* unit = nullptr;
+  UnitRef unit{};
   static constexpr AttrField fields[] = {attr<&UnitAttrs::unit>("unit")};
 };
 
@@ -67,7 +67,7 @@ struct ReducedPiece {
   friend bool operator==(const ReducedPiece&, const ReducedPiece&) = default;
 };
 struct UnitReduceAttrs {
-  const UnitLayout* unit = nullptr;
+  UnitRef unit{};
   double scale = 1;            ///< of averages
   int in_flight = 1;           ///< waits until fewer items of the queue hold their buffers
   bool over_replicas = false;  ///< on the queue "replicate": what is reduced are shards of another reduction
@@ -88,7 +88,7 @@ struct SummedPiece {
                                          attr<&SummedPiece::add_to>("add_to").optional()};
 };
 struct ReplicaSumAttrs {
-  const UnitLayout* unit = nullptr;
+  UnitRef unit{};
   int in_flight = 0;  ///< as of a reduction; 0: any number, where all sums lie in the gradients
   std::vector<SummedPiece> pieces{};
   static constexpr AttrField fields[] = {attr<&ReplicaSumAttrs::unit>("unit"),

@@ -1,13 +1,12 @@
 #include "runtime/op/unit_layout.h"
 
 #include <algorithm>
-#include <memory>
 #include <mutex>
 #include <numeric>
-#include <unordered_map>
 
 #include "runtime/comm/group/chunks.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/living.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -17,23 +16,35 @@ namespace {
 // Layouts of this process by the hash of their content. Ranks that are threads share it.
 struct Interned {
   std::mutex mutex;
-  std::unordered_multimap<std::uint64_t, std::unique_ptr<const UnitLayout>> by_hash;
+  Living<std::uint64_t, UnitLayout> by_hash;
 };
 Interned& interned() {
-  static Interned& layouts = *new Interned;  // never destroyed: layouts are immortal
+  static Interned& layouts = *new Interned;  // never destroyed: ranks may end after the program's statics
   return layouts;
 }
 
-// State of the rank context: layouts by label, in the order in which they came.
+/// A layout as this rank knows it. Other ranks of this process may have the same object: when a label is free again
+/// must not depend on when they drop it.
+struct LabelledUnit {
+  UnitLayoutPtr layout;
+  std::string label;
+};
+UnitLayoutPtr layout_of(const std::shared_ptr<const LabelledUnit>& known) {
+  return known ? UnitLayoutPtr(known, known->layout.get()) : nullptr;
+}
+
+// State of the rank context.
 struct KnownUnits {
-  std::unordered_map<std::string, const UnitLayout*> by_label;
-  std::unordered_map<const UnitLayout*, std::string> labels;
-  void add(const UnitLayout* layout) {
-    if (labels.contains(layout)) return;
-    std::string label = layout->name;
-    for (int i = 2; by_label.contains(label); ++i) label = fmt::format("{}~{}", layout->name, i);
-    by_label[label] = layout;
-    labels[layout] = label;
+  Living<std::string, LabelledUnit> by_label;
+  Living<const UnitLayout*, LabelledUnit> by_layout;
+
+  std::shared_ptr<const LabelledUnit> label(UnitLayoutPtr layout) {
+    if (auto known = by_layout.find(layout.get())) return known;
+    const std::string label = free_name(by_label, layout->name);
+    const auto known = std::make_shared<const LabelledUnit>(std::move(layout), label);
+    by_label.add(label, known);
+    by_layout.add(known->layout.get(), known);
+    return known;
   }
 };
 
@@ -108,21 +119,39 @@ void UnitLayout::check_sound() const {
   for (std::size_t i = 0; i < pieces.size(); ++i) check_piece(*this, i);
 }
 
-const UnitLayout* UnitLayout::intern(UnitLayout layout) {
-  const UnitLayout* const result = of_content(std::move(layout));
-  RankContext::current().state<KnownUnits>().add(result);
-  return result;
+UnitLayoutPtr UnitLayout::intern(UnitLayout layout) {
+  return layout_of(RankContext::current().state<KnownUnits>().label(of_content(std::move(layout))));
 }
 
-const UnitLayout* UnitLayout::of_content(UnitLayout layout) {
+UnitLayoutPtr UnitLayout::of_content(UnitLayout layout) {
   layout.check_sound();
   const std::uint64_t hash = hash_attrs(attr_kind<UnitLayout>, &layout);
   Interned& all = interned();
   const std::lock_guard lock(all.mutex);
-  const auto [first, last] = all.by_hash.equal_range(hash);
-  for (auto known = first; known != last; ++known)
-    if (equal_attrs(attr_kind<UnitLayout>, known->second.get(), &layout)) return known->second.get();
-  return all.by_hash.emplace(hash, std::make_unique<const UnitLayout>(std::move(layout)))->second.get();
+  if (auto known = all.by_hash.find(
+          hash, [&](const UnitLayout& other) { return equal_attrs(attr_kind<UnitLayout>, &other, &layout); }))
+    return known;
+  // In memory of its own, which an entry of the table does not hold.
+  const std::shared_ptr<UnitLayout> made(new UnitLayout(std::move(layout)));
+  made->self.owners_ = made;
+  all.by_hash.add(hash, made);
+  return made;
+}
+
+std::size_t UnitLayout::count_interned() {
+  Interned& all = interned();
+  const std::lock_guard lock(all.mutex);
+  return all.by_hash.count_living();
+}
+
+UnitLayoutPtr UnitLayout::shared() const {
+  check_interned();
+  return self.owners_.lock();
+}
+
+void UnitLayout::check_interned() const {
+  check(!self.owners_.expired(),
+        "unit \"{}\": this layout is a copy; UnitLayout::intern() gives the one that rows take", name);
 }
 
 std::int64_t UnitLayout::count(const UnitPiece& p, int of_shard) const {
@@ -154,33 +183,30 @@ UnitLayout parse_unit_layout(std::string_view text) {
 }
 
 std::string label_of(const UnitLayout& layout) {
-  const auto& labels = RankContext::current().state<KnownUnits>().labels;
-  const auto found = labels.find(&layout);
-  return found == labels.end() ? layout.name : found->second;
+  const auto known = RankContext::current().state<KnownUnits>().by_layout.find(&layout);
+  return known ? known->label : layout.name;
 }
 
-void AttrValue<const UnitLayout*>::print(const UnitLayout* const& layout, AttrWriter& out) {
+void AttrValue<UnitRef>::print(const UnitRef& layout, AttrWriter& out) {
   // Labels count the layouts of a rank, and what is two layouts on one may be the same on another.
   if (!layout) out.name("");
   else if (out.units()) out.name(out.units()(*layout));
   else out.name(out.is_rank_neutral() ? layout->name : label_of(*layout));
 }
 
-void AttrValue<const UnitLayout*>::read(const UnitLayout*& layout, AttrReader& in) {
+void AttrValue<UnitRef>::read(UnitRef& layout, AttrReader& in) {
   const std::string name = in.name();
   if (in.units()) {
     layout = in.units()(name);
     if (!layout) in.fail_because("the text has no layout of a unit of that name");
     return;
   }
-  const auto& by_label = RankContext::current().state<KnownUnits>().by_label;
-  const auto found = by_label.find(name);
-  if (found == by_label.end()) in.fail_because("no unit of that name is known on this rank");
-  layout = found->second;
+  layout = layout_of(RankContext::current().state<KnownUnits>().by_label.find(name));
+  if (!layout) in.fail_because("no unit of that name is known on this rank");
 }
 
-std::uint64_t AttrValue<const UnitLayout*>::hash(const UnitLayout* const& layout) {
-  return layout ? hash_attrs(attr_kind<UnitLayout>, layout) : 0;
+std::uint64_t AttrValue<UnitRef>::hash(const UnitRef& layout) {
+  return layout ? hash_attrs(attr_kind<UnitLayout>, layout.get()) : 0;
 }
 
 }  // namespace sherd

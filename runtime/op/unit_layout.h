@@ -9,12 +9,14 @@
 //
 //   in place  | piece 0, .. rows of this rank .. | piece 1, ... |
 //
-// Rows of unit.h carry a pointer to a layout, which is all that they know of a unit: any program, on any rank, can be
+// Rows of unit.h carry a reference to a layout, which is all that they know of a unit: any program, on any rank, can be
 // read, priced and moved from its text and the layouts that it names.
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "runtime/op/attr_list.h"
@@ -61,7 +63,11 @@ struct UnitPiece {
                                          attr<&UnitPiece::grad_dtype>("grad_dtype").optional()};
 };
 
-/// Interned and immortal: equal layouts are one object, so comparing is comparing pointers.
+struct UnitLayout;
+/// A reference to an interned layout, which keeps it: layouts end with their last reference.
+using UnitLayoutPtr = std::shared_ptr<const UnitLayout>;
+
+/// Interned: equal layouts that are there at the same time are one object, so comparing is comparing pointers.
 struct UnitLayout {
   std::string name;            ///< for messages, traces and counts: the path of the module
   std::string shard_axis{};    ///< name of the group whose ranks hold the shards; empty: there is one shard
@@ -71,11 +77,30 @@ struct UnitLayout {
   std::int64_t shard_bytes = 0, full_bytes = 0;  ///< of the buffers
   bool in_place = false;  ///< they are one buffer: this rank's shards lie at their place in the full tensors
   std::vector<UnitPiece> pieces{};
+  /// How an interned layout finds who keeps it. A copy of one is another layout, which nobody keeps.
+  class Self {
+   public:
+    Self() = default;
+    Self(const Self&) {}
+    Self& operator=(const Self&) { return *this; }
 
-  /// The layout of this content, known by its label on this rank from now on. Error as check_sound().
-  static const UnitLayout* intern(UnitLayout layout);
+   private:
+    friend struct UnitLayout;
+    std::weak_ptr<const UnitLayout> owners_;
+  };
+  Self self{};
+
+  /// The layout of this content, known by its label on this rank as long as a copy of the result is there. Error as
+  /// check_sound().
+  static UnitLayoutPtr intern(UnitLayout layout);
   /// The same without a label, for what a text brings: the labels of this rank's own units stay what they would be.
-  static const UnitLayout* of_content(UnitLayout layout);
+  static UnitLayoutPtr of_content(UnitLayout layout);
+  /// How many there are in this process.
+  static std::size_t count_interned();
+  /// Keeps this layout, without its label. Error as check_interned().
+  UnitLayoutPtr shared() const;
+  /// Error naming the unit if this is a copy of an interned layout, which rows do not take.
+  void check_interned() const;
   /// Error naming the unit and the piece if pieces leave their buffers or rows do not add up.
   void check_sound() const;
 
@@ -106,17 +131,46 @@ struct UnitLayout {
 UnitLayout parse_unit_layout(std::string_view text);
 
 /// What attributes call a layout on this rank: its name, with "~2" after it if another layout of that name got a label
-/// here before. Ranks that intern alike use the same labels.
+/// here before and has it still. Ranks that make and drop layouts alike use the same labels; one without a label goes
+/// by its name.
 std::string label_of(const UnitLayout& layout);
+
+/// A layout in attributes. Of a call it refers to one that the caller has, which costs nothing; a copy, as a tape or a
+/// program has it, keeps the layout.
+class UnitRef {
+ public:
+  UnitRef() = default;
+  UnitRef(const UnitLayout& layout) : layout_(&layout) {}  // NOLINT: rows are called with layouts
+  UnitRef(UnitLayoutPtr layout) : layout_(layout.get()), kept_(std::move(layout)) {}  // NOLINT
+  /// Error as UnitLayout::shared(). There is no move: what leaves the place that it was made in is kept.
+  UnitRef(const UnitRef& other)
+      : layout_(other.layout_), kept_(other.kept_ || !layout_ ? other.kept_ : layout_->shared()) {}
+  UnitRef& operator=(const UnitRef& other) {
+    UnitRef copy(other);
+    layout_ = copy.layout_;
+    kept_.swap(copy.kept_);
+    return *this;
+  }
+
+  const UnitLayout& operator*() const { return *layout_; }
+  const UnitLayout* operator->() const { return layout_; }
+  const UnitLayout* get() const { return layout_; }
+  explicit operator bool() const { return layout_ != nullptr; }
+  friend bool operator==(const UnitRef& a, const UnitRef& b) { return a.layout_ == b.layout_; }
+
+ private:
+  const UnitLayout* layout_ = nullptr;
+  UnitLayoutPtr kept_;  // null: somebody else has it
+};
 
 /// Written as its label, and read by it, unless the text has names of its own. Equal ones are one object; their hash is
 /// of the content, the same in every process.
 template <>
-struct AttrValue<const UnitLayout*> {
-  static void print(const UnitLayout* const& layout, AttrWriter& out);
-  static void read(const UnitLayout*& layout, AttrReader& in);
-  static bool equal(const UnitLayout* const& a, const UnitLayout* const& b) { return a == b; }
-  static std::uint64_t hash(const UnitLayout* const& layout);
+struct AttrValue<UnitRef> {
+  static void print(const UnitRef& layout, AttrWriter& out);
+  static void read(UnitRef& layout, AttrReader& in);
+  static bool equal(const UnitRef& a, const UnitRef& b) { return a == b; }
+  static std::uint64_t hash(const UnitRef& layout);
 };
 
 }  // namespace sherd

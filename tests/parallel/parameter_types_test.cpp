@@ -135,7 +135,7 @@ void expect_gradient_types(const Group& group, const DeviceMesh& mesh, const cha
   EXPECT_EQ(net.a.grad().dtype(), DType::bf16);
   EXPECT_EQ(net.b.grad().dtype(), DType::f32);
   const UnitLayout& layout = nn::unit_of(net).layout();
-  EXPECT_EQ(UnitLayout::intern(parse_unit_layout(layout.print())), &layout) << "the text says the types";
+  EXPECT_EQ(UnitLayout::intern(parse_unit_layout(layout.print())).get(), &layout) << "the text says the types";
   const Tensor a = Tensor::from<float>({n * (n + 1), 512 * n, 6 * n, 4 * n}, {4});
   const Tensor b = Tensor::from<float>({n * (n + 1), 514 * n, 6 * n, 4 * n}, {4});
   EXPECT_TRUE(same_bits(cast(whole(net.a.grad()), DType::f32), a)) << strategy;

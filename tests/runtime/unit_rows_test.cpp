@@ -28,48 +28,115 @@ Tensor bytes(std::int64_t count) {
 }
 
 TEST(UnitLayout, EqualOnesAreOneObject) {
-  const UnitLayout* const a = UnitLayout::intern(two_pieces());
+  const UnitLayoutPtr a = UnitLayout::intern(two_pieces());
   EXPECT_EQ(UnitLayout::intern(two_pieces()), a);
   EXPECT_EQ(a->counts(a->piece(0)), std::vector<std::int64_t>{6});
   UnitLayout other = two_pieces();
   other.pieces[1].wire = DType::bf16;
-  const UnitLayout* const b = UnitLayout::intern(other);
+  const UnitLayoutPtr b = UnitLayout::intern(other);
   EXPECT_NE(a, b);
   EXPECT_NE(label_of(*a), label_of(*b)) << "both are called blocks.3";
-  for (const UnitLayout* const layout : {a, b}) {
+  for (const UnitLayoutPtr& layout : {a, b}) {
     const std::string text = AttrsView(UnitAttrs{layout}).print();
     EXPECT_EQ(parse_attrs(op::release, text).as<UnitAttrs>().unit, layout) << text;
   }
 }
 
+/// Two pieces, of a name of its own, whose second travels in `wire`.
+UnitLayout named(std::string name, DType wire = DType::f32) {
+  UnitLayout layout = two_pieces();
+  layout.name = std::move(name);
+  layout.pieces[1].wire = wire;
+  return layout;
+}
+
+TEST(UnitLayout, EndsWithItsLastReference) {
+  const RankScope rank;
+  const std::size_t before = UnitLayout::count_interned();
+  UnitLayoutPtr layout = UnitLayout::intern(named("ends.0")), equal = UnitLayout::intern(named("ends.0"));
+  const std::weak_ptr<const UnitLayout> watched = layout->shared();
+  EXPECT_EQ(equal, layout);
+  layout.reset();
+  EXPECT_EQ(watched.lock(), equal);
+  EXPECT_EQ(UnitLayout::count_interned(), before + 1);
+  equal.reset();
+  EXPECT_TRUE(watched.expired());
+  EXPECT_EQ(UnitLayout::count_interned(), before);
+}
+
+TEST(UnitLayout, IsKeptByAttributesThatNameIt) {
+  const RankScope rank;
+  UnitLayoutPtr layout = UnitLayout::intern(named("kept.0"));
+  const UnitAttrs of_call{*layout};
+  const Attrs kept = AttrsView(of_call).keep();
+  layout.reset();
+  EXPECT_EQ(kept.as<UnitAttrs>().unit->name, "kept.0");
+  const UnitLayoutPtr again = UnitLayout::intern(named("kept.0"));
+  EXPECT_EQ(kept.as<UnitAttrs>().unit, again);
+}
+
+TEST(UnitLayout, ItsLabelIsFreeOnceItIsGone) {
+  const RankScope rank;
+  for (int i = 0; i < 3; ++i) {
+    const UnitLayoutPtr first = UnitLayout::intern(named("label.0"));
+    const UnitLayoutPtr second = UnitLayout::intern(named("label.0", DType::bf16));
+    EXPECT_EQ(label_of(*first), "label.0");
+    EXPECT_EQ(label_of(*second), "label.0~2");
+  }
+  const UnitLayoutPtr other = UnitLayout::intern(named("label.0", DType::bf16));
+  EXPECT_EQ(label_of(*other), "label.0");
+  expect_error([] { parse_attrs(op::release, "unit=label.0~2"); }, {"no unit of that name is known on this rank"});
+}
+
+// Ranks that are threads share the layout, and drop it when they please.
+TEST(UnitLayout, ItsLabelIsFreeWhateverOtherRanksKeep) {
+  const RankScope one;
+  UnitLayoutPtr here = UnitLayout::intern(named("shared.0"));
+  UnitLayoutPtr there;
+  {
+    const RankScope other;
+    there = UnitLayout::intern(named("shared.0"));
+  }
+  EXPECT_EQ(here, there);
+  here.reset();
+  const UnitLayoutPtr next = UnitLayout::intern(named("shared.0", DType::bf16));
+  EXPECT_EQ(label_of(*next), "shared.0");
+}
+
+TEST(UnitLayout, ACopyIsNotWhatRowsTake) {
+  const UnitLayoutPtr interned = UnitLayout::intern(named("copy.0"));
+  const UnitLayout copy = *interned;
+  EXPECT_EQ(interned->shared(), interned);
+  expect_error([&] { start_gather(copy, bytes(128), bytes(128)); }, {"copy.0", "is a copy", "UnitLayout::intern()"});
+}
+
 // A text brings layouts that no unit of this rank has: what units are called here does not depend on it.
 TEST(UnitLayout, OfATextTakesNoLabel) {
-  UnitLayout read = two_pieces(), own = two_pieces();
-  read.name = own.name = "read.0";
-  own.pieces[1].wire = DType::bf16;
-  const UnitLayout* const of_text = UnitLayout::of_content(read);
-  const UnitLayout* const of_rank = UnitLayout::intern(own);
+  const UnitLayout read = named("read.0"), own = named("read.0", DType::bf16);
+  const UnitLayoutPtr of_text = UnitLayout::of_content(read);
+  const UnitLayoutPtr of_rank = UnitLayout::intern(own);
   EXPECT_EQ(label_of(*of_rank), "read.0");
-  EXPECT_EQ(UnitLayout::intern(read), of_text);
+  const UnitLayoutPtr labelled = UnitLayout::intern(read);
+  EXPECT_EQ(labelled, of_text);
   EXPECT_EQ(label_of(*of_text), "read.0~2");
 }
 
 TEST(UnitLayout, AttributesThatNameItAreHashedByItsContent) {
-  const UnitLayout* const interned = UnitLayout::intern(two_pieces());
-  const UnitLayout elsewhere = two_pieces();  // as another process has it
-  const UnitAttrs here{interned}, there{&elsewhere};
+  const UnitLayoutPtr interned = UnitLayout::intern(two_pieces());
+  const auto elsewhere = std::make_shared<const UnitLayout>(two_pieces());  // as another process has it
+  const UnitAttrs here{interned}, there{elsewhere};
   EXPECT_EQ(AttrsView(here).hash(), AttrsView(there).hash());
   UnitLayout other = two_pieces();
   other.pieces[1].wire = DType::bf16;
-  const UnitAttrs different{&other};
+  const UnitAttrs different{std::make_shared<const UnitLayout>(other)};
   EXPECT_NE(AttrsView(here).hash(), AttrsView(different).hash());
   EXPECT_NE(AttrsView(here).hash(), AttrsView(UnitAttrs{}).hash());
 }
 
 TEST(UnitLayout, ATextMayHaveNamesOfItsOwn) {
-  const UnitLayout* const unit = UnitLayout::intern(two_pieces());
+  const UnitLayoutPtr unit = UnitLayout::intern(two_pieces());
   const UnitAttrs attrs{unit};
-  AttrWriter out(false, [&](const UnitLayout& named) { return &named == unit ? "the unit" : "another"; });
+  AttrWriter out(false, [&](const UnitLayout& named) { return &named == unit.get() ? "the unit" : "another"; });
   out.fields(attr_kind<UnitAttrs>, &attrs);
   const std::string text = out.take();
   EXPECT_EQ(text, "unit=\"the unit\"");
@@ -80,46 +147,46 @@ TEST(UnitLayout, ATextMayHaveNamesOfItsOwn) {
 }
 
 TEST(UnitLayout, IsReadFromWhatItPrints) {
-  const UnitLayout* const even = UnitLayout::intern({.name = "(model)",
-                                                     .shard_axis = "dp#2",
-                                                     .shards = 4,
-                                                     .shard = 3,
-                                                     .full_bytes = 64,
-                                                     .pieces = {{.shape = {3, 2}, .dtype = DType::f64}}});
+  const UnitLayoutPtr even = UnitLayout::intern({.name = "(model)",
+                                                 .shard_axis = "dp#2",
+                                                 .shards = 4,
+                                                 .shard = 3,
+                                                 .full_bytes = 64,
+                                                 .pieces = {{.shape = {3, 2}, .dtype = DType::f64}}});
   EXPECT_EQ(even->counts(even->piece(0)), (std::vector<std::int64_t>{2, 2, 2, 0}));
   EXPECT_EQ(even->count_here(even->piece(0)), 0);
-  const UnitLayout* const listed = UnitLayout::intern({.name = "a b",
-                                                       .shard_axis = "dp_cp#3",
-                                                       .replica_axis = "replicate#1",
-                                                       .shards = 2,
-                                                       .replicas = 3,
-                                                       .shard_bytes = 64,
-                                                       .full_bytes = 64,
-                                                       .pieces = {{.shape = {5}, .rows = {1, 4}}}});
+  const UnitLayoutPtr listed = UnitLayout::intern({.name = "a b",
+                                                   .shard_axis = "dp_cp#3",
+                                                   .replica_axis = "replicate#1",
+                                                   .shards = 2,
+                                                   .replicas = 3,
+                                                   .shard_bytes = 64,
+                                                   .full_bytes = 64,
+                                                   .pieces = {{.shape = {5}, .rows = {1, 4}}}});
   EXPECT_EQ(listed->counts(listed->piece(0)), (std::vector<std::int64_t>{1, 4}));
-  const UnitLayout* const columns = UnitLayout::intern({.name = "columns",
-                                                        .shard_axis = "dp#2",
-                                                        .shards = 4,
-                                                        .shard = 1,
-                                                        .shard_bytes = 48,
-                                                        .full_bytes = 168,
-                                                        .pieces = {{.shape = {2, 3, 7}, .dim = 2}}});
+  const UnitLayoutPtr columns = UnitLayout::intern({.name = "columns",
+                                                    .shard_axis = "dp#2",
+                                                    .shards = 4,
+                                                    .shard = 1,
+                                                    .shard_bytes = 48,
+                                                    .full_bytes = 168,
+                                                    .pieces = {{.shape = {2, 3, 7}, .dim = 2}}});
   EXPECT_EQ(columns->counts(columns->piece(0)), (std::vector<std::int64_t>{12, 12, 12, 6}));
   EXPECT_EQ(UnitLayout::blocks(columns->piece(0)), 6);
   EXPECT_EQ(UnitLayout::blocks(even->piece(0)), 1);
-  for (const UnitLayout* layout : {even, listed, columns, UnitLayout::intern(two_pieces())})
+  for (const UnitLayoutPtr& layout : {even, listed, columns, UnitLayout::intern(two_pieces())})
     EXPECT_EQ(UnitLayout::intern(parse_unit_layout(layout->print())), layout) << layout->print();
 }
 
 TEST(UnitLayout, CountsOfManyShardsAreARule) {
   constexpr int kShards = 16384;
-  const UnitLayout* const unit = UnitLayout::intern({.name = "wide",
-                                                     .shard_axis = "dp#1",
-                                                     .shards = kShards,
-                                                     .shard = 14285,
-                                                     .shard_bytes = 84,
-                                                     .full_bytes = 1'200'000,
-                                                     .pieces = {{.shape = {100'000, 3}}}});
+  const UnitLayoutPtr unit = UnitLayout::intern({.name = "wide",
+                                                 .shard_axis = "dp#1",
+                                                 .shards = kShards,
+                                                 .shard = 14285,
+                                                 .shard_bytes = 84,
+                                                 .full_bytes = 1'200'000,
+                                                 .pieces = {{.shape = {100'000, 3}}}});
   const UnitPiece& piece = unit->piece(0);
   EXPECT_TRUE(piece.rows.empty());
   EXPECT_EQ(unit->count_here(piece), 5 * 3) << "what chunks of 7 rows leave";
@@ -164,7 +231,7 @@ TEST(UnitLayout, WhatDoesNotAddUpIsNamed) {
 }
 
 TEST(UnitRows, AttributesNameUnitsByTheirLabels) {
-  const UnitLayout* const unit = UnitLayout::intern(two_pieces());
+  const UnitLayoutPtr unit = UnitLayout::intern(two_pieces());
   const UnitReduceAttrs attrs{
       .unit = unit,
       .scale = 0.25,
@@ -197,7 +264,7 @@ UnitLayout in_place() {
 }
 
 TEST(UnitLayout, ShardsMayLieInTheFullTensors) {
-  const UnitLayout* const unit = UnitLayout::intern(in_place());
+  const UnitLayoutPtr unit = UnitLayout::intern(in_place());
   EXPECT_EQ(unit->count_here(unit->piece(0)), 2);
   EXPECT_EQ(UnitLayout::intern(parse_unit_layout(unit->print())), unit) << unit->print();
   UnitLayout elsewhere = in_place();
@@ -210,7 +277,8 @@ TEST(UnitLayout, ShardsMayLieInTheFullTensors) {
 }
 
 TEST(UnitRows, GatherCastsUnlessItIsCurrent) {
-  const UnitLayout& unit = *UnitLayout::intern(two_pieces());
+  const UnitLayoutPtr kept = UnitLayout::intern(two_pieces());
+  const UnitLayout& unit = *kept;
   const Tensor shards = bytes(128), full = bytes(128);
   copy_into(view_at(shards, {2, 3}, 0, DType::f32), Tensor::from<float>({1, 2, 3, 4, 5, 1.0009765625}, {2, 3}));
   copy_into(view_at(shards, {5}, 64, DType::f32), Tensor::from<float>({-1, -2, -3, -4, -5}, {5}));
@@ -236,7 +304,8 @@ TEST(UnitRows, GatherCastsUnlessItIsCurrent) {
 
 // Bytes that came back hold nothing, though the shards are those of before.
 TEST(UnitRows, WhatIsRestoredIsNotCurrent) {
-  const UnitLayout& unit = *UnitLayout::intern(two_pieces());
+  const UnitLayoutPtr kept = UnitLayout::intern(two_pieces());
+  const UnitLayout& unit = *kept;
   const Tensor shards = bytes(128), full = bytes(128);
   start_gather(unit, shards, full);
   restore_unit(unit, full);
@@ -255,7 +324,7 @@ TEST(UnitRows, WhatIsRestoredIsNotCurrent) {
 
 // Sums and averages, stored and added, of a buffer that holds some of the pieces in another order.
 TEST(UnitRows, ReduceScalesAveragesAndAdds) {
-  const UnitLayout& unit = *UnitLayout::intern(two_pieces());
+  const UnitLayoutPtr unit = UnitLayout::intern(two_pieces());
   const Tensor gradients = gradient_buffer(128, Device::cpu());
   EXPECT_EQ(gradients.storage()->category(), MemoryCategory::gradients);
   EXPECT_EQ(communication_buffer(8, Device::cpu()).storage()->category(), MemoryCategory::communication);
@@ -263,7 +332,7 @@ TEST(UnitRows, ReduceScalesAveragesAndAdds) {
   copy_into(matrix, sherd::full({2, 3}, 8, DType::bf16));
   copy_into(vector, sherd::full({5}, 3));
   const Tensor out[] = {sherd::full({2, 3}, 1), sherd::full({5}, 1)};
-  start_reduce({.unit = &unit,
+  start_reduce({.unit = unit,
                 .scale = 0.25,
                 .pieces = {{.piece = 0, .offset = 64, .kind = ReduceKind::avg, .add_to = AddTo::gradient},
                            {.piece = 1, .offset = 0, .kind = ReduceKind::sum}}},
@@ -274,18 +343,19 @@ TEST(UnitRows, ReduceScalesAveragesAndAdds) {
 }
 
 TEST(UnitRows, WrongCallsAreNamed) {
-  const UnitLayout& unit = *UnitLayout::intern(two_pieces());
+  const UnitLayoutPtr kept = UnitLayout::intern(two_pieces());
+  const UnitLayout& unit = *kept;
   const Tensor full = bytes(128), part = zeros({5});
   expect_error([&] { start_gather(unit, bytes(64), full); }, {"gather_start", "input 0 is u8[64]", "u8[128]"});
   const auto reduce = [&](ReducedPiece piece, const Tensor& out) {
-    start_reduce({.unit = &unit, .pieces = {piece}}, full, {&out, 1});
+    start_reduce({.unit = kept, .pieces = {piece}}, full, {&out, 1});
   };
   expect_error([&] { reduce({.piece = 2}, part); }, {"blocks.3", "has 2 pieces, not one 2"});
   expect_error([&] { reduce({.piece = 1, .offset = 112}, part); }, {"lies at byte 112 of u8[128]"});
   expect_error([&] { reduce({.piece = 1, .kind = ReduceKind::max}, part); }, {"summed or averaged, not max"});
   expect_error([&] { reduce({.piece = 0}, part); }, {"input 0 is f32[5]", "has 6 elements"});
   expect_error([&] { reduce({.piece = 1}, zeros({5}, DType::f64)); }, {"piece 1 is f32", "its result is f64[5]"});
-  expect_error([&] { start_reduce({.unit = &unit}, full, {&part, 1}); }, {"2 tensors for 0 pieces"});
+  expect_error([&] { start_reduce({.unit = kept}, full, {&part, 1}); }, {"2 tensors for 0 pieces"});
 }
 
 }  // namespace

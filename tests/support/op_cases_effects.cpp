@@ -96,7 +96,7 @@ void add_collective_cases(OpCases& cases) {
 }
 
 void add_unit_cases(OpCases& cases) {
-  const UnitLayout* const unit = UnitLayout::intern({.name = "a unit", .pieces = {{.shape = {0, 3}}, {.shape = {0}}}});
+  const UnitLayoutPtr unit = UnitLayout::intern({.name = "a unit", .pieces = {{.shape = {0, 3}}, {.shape = {0}}}});
   const auto add = [&](const std::string& op, std::vector<Arg> args, const Attrs& attrs) {
     cases.push_back({.op = op, .name = "empty", .args = std::move(args), .attrs = attrs, .dense_only = true});
   };

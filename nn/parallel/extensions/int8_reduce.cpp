@@ -21,7 +21,7 @@ namespace sherd::nn {
 namespace {
 
 struct Int8ReduceAttrs {
-  const UnitLayout* unit = nullptr;
+  UnitRef unit{};
   double scale = 1;
   int in_flight = 1;
   int block = kQuantizationBlock;
@@ -132,7 +132,7 @@ void sum_received(const PieceWork& p, int block) {
 
 const Int8ReduceAttrs& attrs_of(const InferCall& call) {
   const auto& a = call.attrs.as<Int8ReduceAttrs>();
-  check(a.unit != nullptr && a.unit->shards > 1, "{} needs a unit of several shards", call.op.name);
+  check(a.unit && a.unit->shards > 1, "{} needs a unit of several shards", call.op.name);
   check_block(a.block, call.op.name);
   check(a.in_flight >= 1, "{}: {} reductions in flight; the least is 1", call.op.name, a.in_flight);
   return a;
@@ -251,10 +251,10 @@ void run_reduce(const KernelCall& c) {
                .subject = unit.name,
                .bytes = bytes,
                .run =
-                   [&lane, &unit, call = std::move(e.call), pieces = std::move(e.pieces), part = std::move(e.part),
-                    block = a.block] {
+                   [&lane, unit = unit.shared(), call = std::move(e.call), pieces = std::move(e.pieces),
+                    part = std::move(e.part), block = a.block] {
                      for (const PieceWork& piece : pieces) quantize(piece, block);
-                     const comm::SubjectScope subject(unit.name, part);
+                     const comm::SubjectScope subject(unit->name, part);
                      comm::run_on_host(lane, call);
                      for (const PieceWork& piece : pieces) sum_received(piece, block);
                    },

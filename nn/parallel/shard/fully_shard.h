@@ -45,7 +45,7 @@ class UnitHandle {
   std::vector<Parameter*> parameters() const;
   /// Parameters that are gathered and reduced together.
   struct Part {
-    const UnitLayout* layout;
+    UnitLayoutPtr layout;
     std::vector<Parameter*> parameters;
     int slices = 0;         ///< ranks that it reshards to after forward; 0: as all or none of them
     bool reshards = false;  ///< after forward: not what a strategy keeps until the optimizer has written the shards

@@ -215,7 +215,7 @@ void FullyShardHook::set_backward_prefetch(std::vector<std::weak_ptr<FullyShardH
 void FullyShardHook::before_cast(Module&, DType dtype) {
   check(!tree_, "module \"{}\" ran already, and its dtype changes before the first forward only", name_);
   for (const auto& unit : units) {
-    unit->buffers.cast_to(*with_dtype(unit->buffers.layout(), dtype, unit->types));
+    unit->buffers.cast_to(with_dtype(unit->buffers.layout(), dtype, unit->types));
     unit->inbox.layout_changed();
   }
 }

@@ -77,7 +77,7 @@ void TransformedGather::lay_out(const UnitLayout& unit) {
   }
   cancel();
   layout_ = UnitLayout::intern(std::move(layout));
-  unit_ = &unit;
+  unit_ = unit.shared();
   parts_ = std::move(parts);
   if (encoded_.defined()) encoded_.storage()->owner = nullptr;
   encoded_ = Tensor();
@@ -111,7 +111,7 @@ void TransformedGather::encode(const UnitLayout& unit, std::size_t piece, const 
 }
 
 void TransformedGather::start(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
-  if (&unit != unit_) lay_out(unit);  // its parameters have another type now
+  if (&unit != unit_.get()) lay_out(unit);  // its parameters have another type now
   if (!encoded_.defined()) make_buffer(full.device());
   const Tensor encoded = communication_buffer(layout_->shard_bytes, full.device());
   for (std::size_t i = 0; i < unit.pieces.size(); ++i) encode(unit, i, shards, encoded);

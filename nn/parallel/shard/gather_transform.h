@@ -46,8 +46,8 @@ class TransformedGather final : public UnitGather, public StorageOwner {
   void decode(const UnitLayout& unit, std::size_t piece, const Tensor& full) const;
 
   const GatherTransform transform_;
-  const UnitLayout* unit_ = nullptr;      // that is gathered
-  const UnitLayout* layout_ = nullptr;    // of what is gathered for it
+  UnitLayoutPtr unit_{};                  // that is gathered
+  UnitLayoutPtr layout_{};                // of what is gathered for it
   std::vector<std::vector<Part>> parts_;  // by piece of unit_
   Tensor encoded_;                        // u8 [full_bytes of layout_]: of all shards
   std::shared_ptr<const NamedStorage> encoded_name_;

@@ -32,7 +32,7 @@ GradientInbox::GradientInbox(UnitBuffers& buffers, const DataMesh& data)
     : buffers_(buffers),
       data_(data),
       entries_(buffers.size()),
-      unit_of_gradients_(&buffers.layout()),
+      unit_of_gradients_(buffers.layout().shared()),
       end_(std::make_shared<BackwardEnd>([this] { finish_backward(); })),
       knobs_([](const void* unit) { return label_of(static_cast<const UnitBuffers*>(unit)->layout()); }, &buffers) {
   knobs_.set<&ReductionKnobs::divide_factor>(static_cast<double>(data.num_ranks()));
@@ -109,9 +109,13 @@ const GradientInbox::Places& GradientInbox::places(const UnitLayout& layout) {
   return at;
 }
 
+void GradientInbox::set_layout_of_gradients(const UnitLayout& layout) {
+  if (unit_of_gradients_.get() != &layout) unit_of_gradients_ = layout.shared();
+}
+
 // What is held is added to where it lies, unless it has another type.
 void GradientInbox::make_buffer() {
-  unit_of_gradients_ = &buffers_.layout();
+  set_layout_of_gradients(buffers_.layout());
   const Places& at = places(*unit_of_gradients_);
   for (std::size_t i = 0; i < entries_.size(); ++i) entries_[i].offset = at.offsets[i];
   if (held_ && !held_->is_apart()) gradients_ = held_->bytes();
@@ -318,7 +322,7 @@ void GradientInbox::reduce_pending() {
   add_zeros_for_unused();
   if (!has_pending_) return drop_buffer();
   if (gradients_.defined()) {
-    if (is_gradient_reduced_ && unit_of_gradients_ == &buffers_.layout()) keep_gradients();
+    if (is_gradient_reduced_ && unit_of_gradients_.get() == &buffers_.layout()) keep_gradients();
     else launch();
   }
   drop_buffer();
@@ -367,7 +371,7 @@ void GradientInbox::take_held() {
     hold();
     const Places& at = places(held_->layout());
     for (std::size_t i = 0; i < entries_.size(); ++i) entries_[i].offset = at.offsets[i];
-    unit_of_gradients_ = &held_->layout();
+    set_layout_of_gradients(held_->layout());
     gradients_ = held_->bytes();
   } else if (!gradients_.defined()) {
     make_buffer();

@@ -152,6 +152,7 @@ class GradientInbox final : public GradSink {
   const Tensor& full_view(std::size_t i);
   bool has_place(std::size_t i) const;
   const Places& places(const UnitLayout& layout);
+  void set_layout_of_gradients(const UnitLayout& layout);
   void make_buffer();
   void drop_buffer();
   Destination local_destination(std::size_t i);
@@ -197,7 +198,7 @@ class GradientInbox final : public GradSink {
   std::vector<Entry> entries_;           // by piece
   Tensor gradients_;                     // u8, or undefined
   Places places_;                        // what places() found last: keeps its memory
-  const UnitLayout* unit_of_gradients_;  // has the types of the full gradients in it
+  UnitLayoutPtr unit_of_gradients_;      // has the types of the full gradients in it
   std::unique_ptr<HeldGradients> held_;  // null until a pass was to leave gradients
   std::optional<OwnedGradients> owned_;  // where replicas divide the shards
   std::unique_ptr<GradientHome> home_;   // null: reduced gradients are in memory

@@ -22,9 +22,8 @@ struct GradientInbox::Launch {
 
 GradientInbox::Launch GradientInbox::members_to_launch() const {
   const UnitLayout& layout = *unit_of_gradients_;
-  Launch launch;
-  launch.reduce = {.unit = &layout, .scale = 1 / knobs().divide_factor, .in_flight = knobs().max_reductions};
-  launch.sum.unit = &layout;
+  Launch launch{.reduce = {.unit = layout, .scale = 1 / knobs().divide_factor, .in_flight = knobs().max_reductions},
+                .sum = {.unit = layout}};
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const Entry& e = entries_[i];
     if (!e.waits()) continue;

@@ -12,7 +12,7 @@ bool is_narrow(const UnitPiece& p) { return byte_size(p.full_dtype) < byte_size(
 DType held_dtype(const UnitPiece& p) { return is_narrow(p) ? p.wire : p.full_dtype; }
 
 // The same unit, whose full tensors are what is held.
-const UnitLayout* layout_of_held(UnitLayout layout) {
+UnitLayoutPtr layout_of_held(UnitLayout layout) {
   layout.full_bytes = 0;
   for (UnitPiece& p : layout.pieces) {
     p.full_dtype = held_dtype(p);
@@ -23,7 +23,7 @@ const UnitLayout* layout_of_held(UnitLayout layout) {
 }
 
 // Its full gradients to what is held: a reduction of one shard, which casts and adds in one launch.
-const UnitLayout* layout_of_adding(UnitLayout layout) {
+UnitLayoutPtr layout_of_adding(UnitLayout layout) {
   layout.shards = layout.replicas = 1;
   layout.shard = 0;
   layout.shard_axis.clear();
@@ -86,7 +86,7 @@ void HeldGradients::refuse_thawed() const {
 void HeldGradients::add(std::span<const Member> members, const Tensor& pass, std::int64_t bytes) {
   Tensor held = is_apart() ? this->bytes() : pass;
   if (!held.defined()) held = gradient_buffer(bytes, pass.device());
-  UnitReduceAttrs attrs{.unit = local_};
+  UnitReduceAttrs attrs{.unit = *local_};
   std::vector<Tensor> out;
   for (const Member& m : members) {
     const UnitPiece& p = layout().pieces[m.piece];

@@ -64,8 +64,8 @@ class HeldGradients {
 
   const UnitBuffers& buffers_;
   std::vector<Piece> pieces_;
-  const UnitLayout* wide_ = nullptr;   // null: gradients are held in the type that they are made in
-  const UnitLayout* local_ = nullptr;  // from the gathered type to that of wide_, on this rank alone
+  UnitLayoutPtr wide_{};   // null: gradients are held in the type that they are made in
+  UnitLayoutPtr local_{};  // from the gathered type to that of wide_, on this rank alone
 };
 
 }  // namespace sherd::nn

@@ -43,7 +43,7 @@ std::vector<OwnedGradients::Member> OwnedGradients::make_room(std::span<ReducedP
 }
 
 void OwnedGradients::reduce(std::span<const Member> members, std::span<const Tensor> gradients, int in_flight) const {
-  UnitReduceAttrs attrs{.unit = shards_, .in_flight = in_flight, .over_replicas = true, .pieces = {}};
+  UnitReduceAttrs attrs{.unit = *shards_, .in_flight = in_flight, .over_replicas = true, .pieces = {}};
   for (const Member& m : members)
     attrs.pieces.push_back({.piece = m.piece,
                             .offset = m.shard.offset() * byte_size(m.shard.dtype()),

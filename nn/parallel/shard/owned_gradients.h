@@ -35,7 +35,7 @@ class OwnedGradients {
  private:
   bool lie_together(std::span<const ReducedPiece> pieces, std::span<const Tensor> earlier) const;
 
-  const UnitLayout* shards_;  // its full tensors are gradients of the shards
+  UnitLayoutPtr shards_;  // its full tensors are gradients of the shards
 };
 
 }  // namespace sherd::nn

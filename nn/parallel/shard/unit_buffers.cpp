@@ -19,7 +19,9 @@ constexpr std::uint32_t kNoVersion = ~std::uint32_t{0};  // of bytes that nobody
 
 UnitBuffers::UnitBuffers(PlacedUnit unit, const std::vector<Parameter*>& parameters,
                          const std::optional<ShardOffload>& offload)
-    : layout_(unit.layout), owned_(unit.owned), home_(offload ? std::make_unique<ShardHome>(*offload) : nullptr) {
+    : layout_(std::move(unit.layout)),
+      owned_(std::move(unit.owned)),
+      home_(offload ? std::make_unique<ShardHome>(*offload) : nullptr) {
   is_shard_full_ = is_plain() && !home_;
   std::vector<Tensor> values;  // of this rank
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -122,15 +124,15 @@ void UnitBuffers::materialize(Device device) {
     if (Parameter* p = parameter_of(piece)) p->present(p->sharded_value());
 }
 
-void UnitBuffers::cast_to(const UnitLayout& layout) {
-  if (&layout == layout_) return;
+void UnitBuffers::cast_to(const UnitLayoutPtr& layout) {
+  if (layout == layout_) return;
   reshard();
   std::vector<Tensor> values;
   for (std::size_t i = 0; i < pieces_.size(); ++i)
     values.push_back(parameter(i) ? parameter(i)->sharded_value().local().detach() : Tensor());
   drop_gathered();
-  layout_ = &layout;
-  if (owned_) owned_ = owned_parts(*owned_, layout);
+  layout_ = layout;
+  if (owned_) owned_ = owned_parts(*owned_, *layout);
   is_shard_full_ = is_plain() && !home_;
   if (slices_) set_slices(slices_->split());
   if (is_meta()) {

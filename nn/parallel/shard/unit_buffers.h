@@ -52,7 +52,7 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper, public std::e
 
   const UnitLayout& layout() const { return *layout_; }
   /// From what this rank owns to its shards; null if that is the same.
-  const UnitLayout* owned() const { return owned_; }
+  const UnitLayout* owned() const { return owned_.get(); }
   /// Of this rank's shard of a piece, of which it may own a part.
   const Shape& shard_shape(std::size_t piece) const {
     return owned_ ? owned_->pieces[piece].shape : pieces_[piece].at.local_shape;
@@ -97,7 +97,7 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper, public std::e
   /// not move memory of that device.
   void materialize(Device device);
   /// Moves values, or what is on meta, into buffers of another layout, which differs in types only. Local.
-  void cast_to(const UnitLayout& layout);
+  void cast_to(const UnitLayoutPtr& layout);
   /// Gathers by `gather` from now on; null: as other units do. On one shard it is not called. Error if the unit has
   /// been gathered: a captured step would go on as before; if its shards are offloaded; or if it leaves slices, as
   /// set_slices() where it has one. Local.
@@ -176,8 +176,8 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper, public std::e
   void cancel_gather();
   void take_values(const std::vector<Tensor>& values);
 
-  const UnitLayout* layout_;
-  const UnitLayout* owned_;
+  UnitLayoutPtr layout_;
+  UnitLayoutPtr owned_;
   bool is_shard_full_;
   std::vector<Piece> pieces_;
   Tensor shards_, gathered_;  // u8 [bytes]

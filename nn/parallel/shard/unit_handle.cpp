@@ -25,7 +25,7 @@ std::vector<UnitHandle::Part> UnitHandle::parts() const {
   for (const auto& unit : hook().own_units()) {
     const UnitBuffers& buffers = unit->buffers;
     const bool reshards = hook().reshards() && !buffers.keeps_gathered();
-    all.push_back({&buffers.layout(), buffers.parameters(), reshards ? buffers.slices() : 0, reshards});
+    all.push_back({buffers.layout().shared(), buffers.parameters(), reshards ? buffers.slices() : 0, reshards});
   }
   return all;
 }

@@ -60,7 +60,7 @@ PlacedUnit place_unit(const std::string& name, const DataMesh& data, std::span<c
   return unit;
 }
 
-const UnitLayout* owned_parts(UnitLayout owned, const UnitLayout& unit) {
+UnitLayoutPtr owned_parts(UnitLayout owned, const UnitLayout& unit) {
   owned.shard_bytes = owned.full_bytes = unit.shard_bytes;
   for (std::size_t i = 0; i < owned.pieces.size(); ++i) {
     UnitPiece& p = owned.pieces[i];
@@ -75,7 +75,7 @@ const UnitLayout* owned_parts(UnitLayout owned, const UnitLayout& unit) {
   return UnitLayout::intern(std::move(owned));
 }
 
-const UnitLayout* with_dtype(const UnitLayout& unit, DType dtype, std::span<const ParameterTypes> types) {
+UnitLayoutPtr with_dtype(const UnitLayout& unit, DType dtype, std::span<const ParameterTypes> types) {
   UnitLayout layout = unit;
   layout.pieces.clear();
   layout.shard_bytes = layout.full_bytes = 0;
@@ -88,7 +88,7 @@ const UnitLayout* with_dtype(const UnitLayout& unit, DType dtype, std::span<cons
 }
 
 // Reductions read gradients of a shard in its place of the full tensors.
-const UnitLayout* layout_of_owned_gradients(const UnitLayout& owned) {
+UnitLayoutPtr layout_of_owned_gradients(const UnitLayout& owned) {
   UnitLayout layout = owned;
   layout.in_place = false;
   layout.full_bytes = 0;

@@ -11,10 +11,10 @@
 namespace sherd::nn {
 
 struct PlacedUnit {
-  const UnitLayout* layout = nullptr;
+  UnitLayoutPtr layout{};
   std::vector<ShardPlacement> placements{};  ///< of its pieces: of the shards, or of what this rank owns of them
   /// Where replicas divide the shards (DataMesh::divides_shards): from what this rank owns to its shard, in place.
-  const UnitLayout* owned = nullptr;
+  UnitLayoutPtr owned{};
 };
 
 /// Lays out `parameters` one after the other, each as DataMesh::place says of its plan; gathered tensors and gradients
@@ -23,13 +23,13 @@ PlacedUnit place_unit(const std::string& name, const DataMesh& data, std::span<c
                       std::span<Parameter* const> parameters, const ShardPlanner& planner = {});
 
 /// The same unit with parameters of `dtype`, where they are floating-point; the other types follow from `types`.
-const UnitLayout* with_dtype(const UnitLayout& unit, DType dtype, std::span<const ParameterTypes> types);
+UnitLayoutPtr with_dtype(const UnitLayout& unit, DType dtype, std::span<const ParameterTypes> types);
 /// Of `owned`, which says how replicas divide the shards of a unit: with the types and the places that these have in
 /// `unit`.
-const UnitLayout* owned_parts(UnitLayout owned, const UnitLayout& unit);
+UnitLayoutPtr owned_parts(UnitLayout owned, const UnitLayout& unit);
 /// The layout by which gradients of this rank's shard are reduced to what it owns of it: its full tensors are those, in
 /// the type that they travel in, or that of grad(), in which sums of earlier passes wait, if that is wider.
-const UnitLayout* layout_of_owned_gradients(const UnitLayout& owned);
+UnitLayoutPtr layout_of_owned_gradients(const UnitLayout& owned);
 
 /// Of one row of dim 0.
 std::int64_t row_bytes(const Shape& shape, DType dtype);

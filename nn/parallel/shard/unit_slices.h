@@ -52,7 +52,7 @@ class UnitSlices {
 
  private:
   DeviceMesh split_;  // keeps the groups
-  const UnitLayout *cut_, *gather_;
+  UnitLayoutPtr cut_, gather_;
   std::vector<SpecRef> specs_;
   Tensor bytes_;
   std::shared_ptr<const NamedStorage> name_;
