@@ -3,6 +3,7 @@
 
 Usage: tools/soak/flat.py [--sherd build/release/bin/sherd] [--steps 20000] [--ranks 2] [--variants sync,async]
                           [--samples FILE]
+       tools/soak/flat.py --tables [--share 1] [--only layouts|meshes|recordings|errors] [--seed N]
 
 A few hundred times, further apart in a longer run, it looks at every rank and at both processes of the launcher:
 resident memory (own pages, pages of files and shared pages apart), descriptors, threads; and at the folder of saves, and
@@ -17,6 +18,10 @@ size. Over the rest
   - nothing but the log and the metrics may grow, by a kilobyte a step at most.
 At the end the status must be 0, the last 3 saves and nothing else be there, and no process be left. Needs nothing but
 Python and the program.
+
+With --tables it runs soak_tables, which stands beside the program, instead: 60,000 layouts, 12,000 meshes with models,
+20,000 recordings and 20,000 errors, each of sizes drawn anew, made and dropped; what their process holds after the first
+tenth of them and at the end must not differ by more than 2 MB (tests/soak/README.md).
 """
 import argparse
 import json
@@ -284,6 +289,13 @@ def run(options, base, variant):
     return growing
 
 
+def run_tables(program, arguments):
+    if not program.exists():
+        print(f"{program} is not there: cmake --build --preset release --target soak_tables", file=sys.stderr)
+        sys.exit(2)
+    os.execv(program, [str(program), *arguments])
+
+
 def main():
     root = pathlib.Path(__file__).resolve().parents[2]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -292,7 +304,12 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--variants", default="sync,async", help=f"of {', '.join(VARIANTS)}")
     parser.add_argument("--samples", help="all samples go to FILE.VARIANT.json")
-    options = parser.parse_args()
+    parser.add_argument("--tables", action="store_true", help="what is made and dropped, by soak_tables; it has flags of its own")
+    options, others = parser.parse_known_args()
+    if options.tables:
+        run_tables(pathlib.Path(options.sherd).with_name("soak_tables"), others)
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     options.steps -= options.steps % EVERY
     failures = []
     with tempfile.TemporaryDirectory(prefix="sherd-soak-") as name:
