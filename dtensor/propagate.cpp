@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <memory>
-#include <unordered_map>
 #include <vector>
 
 #include "dtensor/choose.h"
 #include "dtensor/derived.h"
 #include "dtensor/plain_part.h"
+#include "dtensor/recent.h"
 #include "dtensor/scopes.h"
 #include "runtime/exec/context.h"
 
@@ -17,12 +17,10 @@ namespace sherd {
 
 namespace {
 
-// Shapes and attributes that change all the time (a constant that a schedule sets) would fill memory; then all is
-// forgotten. What was forgotten last lives on, for a call may be running it.
+// Bounded: shapes and attributes that change all the time (a constant that a schedule sets) would fill memory.
 struct PlanCache {
-  std::unordered_multimap<std::uint64_t, std::unique_ptr<CallPlan>> plans, forgotten;
+  Recent<CallPlan> plans{kMaxPlans};
   PlanCounts counts;
-  void forget() { forgotten = std::exchange(plans, {}); }
 };
 
 PlanCache& cache() { return RankContext::current().state<PlanCache>(); }
@@ -234,16 +232,14 @@ const CallPlan& plan_call(const OpCall& call) {
   PlanCache& known = cache();
   const bool implicit_replication = is_implicit_replication();
   const std::uint64_t hash = hash_of(call, implicit_replication);
-  const auto [begin, end] = known.plans.equal_range(hash);
-  for (auto plan = begin; plan != end; ++plan)
-    if (is_plan_of(*plan->second, call, implicit_replication)) {
-      ++known.counts.found;
-      return *plan->second;
-    }
-  std::unique_ptr<CallPlan> plan = make_plan(call);
+  const auto is_it = [&](const CallPlan& plan) { return is_plan_of(plan, call, implicit_replication); };
+  if (const CallPlan* const plan = known.plans.find(hash, is_it)) {
+    ++known.counts.found;
+    return *plan;
+  }
+  std::unique_ptr<const CallPlan> plan = make_plan(call);
   ++known.counts.made;
-  if (known.plans.size() >= kMaxPlans) known.forget();
-  return *known.plans.emplace(hash, std::move(plan))->second;
+  return known.plans.add(hash, std::move(plan));
 }
 
 PlanCounts plan_counts() {
@@ -253,7 +249,7 @@ PlanCounts plan_counts() {
 }
 
 void forget_plans() {
-  cache().forget();
+  cache().plans.clear();
   forget_transitions();
 }
 

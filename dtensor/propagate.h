@@ -1,7 +1,7 @@
 #pragma once
 // From the layouts of a call's inputs to a plan: the layouts to redistribute the inputs to, the local call, and the
 // layouts of its results. A plan is made once per (row, attributes, layouts, shapes, types) and cached per rank until
-// there are too many. Ranks need not evict the same plans: planning again gives the same plan.
+// kMaxPlans others are newer. Ranks need not drop the same plans: planning again gives the same plan.
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -34,10 +34,10 @@ struct CallPlan {
 /// The plan of a call with at least one distributed input. Errors name the row, inputs and layouts: plain tensors that
 /// may be a rank's own among distributed ones (see ImplicitReplication), layouts on different meshes, a row without
 /// rule. Throws what infer throws on the global shapes, before any communication. The reference is valid until
-/// the rank has made kMaxPlans other plans.
+/// the rank has asked for kMaxPlans / 2 other plans.
 const CallPlan& plan_call(const OpCall& call);
 
-inline constexpr std::size_t kMaxPlans = 1 << 12;
+inline constexpr std::size_t kMaxPlans = 1 << 10;
 
 /// Counters of this rank's plan cache.
 struct PlanCounts {

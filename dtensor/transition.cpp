@@ -8,11 +8,11 @@
 #include <map>
 #include <memory>
 #include <numeric>
-#include <unordered_map>
 
 #include "dtensor/below.h"
 #include "dtensor/listed_splits.h"
 #include "dtensor/propagate.h"
+#include "dtensor/recent.h"
 #include "dtensor/transition_search.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/collective_attrs.h"
@@ -48,16 +48,14 @@ struct PlanKey {
   }
 };
 
-struct PlanKeyHash {
-  std::size_t operator()(const PlanKey& key) const {
-    std::size_t hash = std::hash<const void*>()(key.from);
-    const auto mix = [&](std::size_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15u + (hash >> 29); };
-    mix(std::hash<const void*>()(key.to));
-    for (std::int64_t n : key.shape) mix(static_cast<std::size_t>(n));
-    mix(static_cast<std::size_t>(key.dtype));
-    return hash;
-  }
-};
+std::uint64_t hash_of(const PlanKey& key) {
+  std::uint64_t hash = std::hash<const void*>()(key.from);
+  const auto mix = [&](std::uint64_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15u + (hash >> 29); };
+  mix(std::hash<const void*>()(key.to));
+  for (std::int64_t n : key.shape) mix(static_cast<std::uint64_t>(n));
+  mix(static_cast<std::uint64_t>(key.dtype));
+  return hash;
+}
 
 // The axes of a mesh that a search looks at: those of more than one rank.
 struct Searched {
@@ -243,21 +241,23 @@ Transition make_plan(const PlanKey& key) {
   return plan;
 }
 
-// Where shapes change all the time the cache is cleared when full. The plans of the last clearing stay alive, because a
-// caller may be running one.
+struct KnownTransition {
+  PlanKey key;
+  Transition plan;
+};
 struct Known {
-  std::unordered_map<PlanKey, std::unique_ptr<const Transition>, PlanKeyHash> plans, forgotten;
-  void forget() { forgotten = std::exchange(plans, {}); }
+  Recent<KnownTransition> transitions{kMaxTransitions};
 };
 
 Known& known() { return RankContext::current().state<Known>(); }
 
 const Transition& find_plan(const Spec* from, const Spec* to, const Shape& shape, DType dtype) {
   const PlanKey key{from, to, shape, dtype};
-  if (const auto found = known().plans.find(key); found != known().plans.end()) return *found->second;
-  auto plan = std::make_unique<const Transition>(make_plan(key));
-  if (known().plans.size() >= kMaxTransitions) known().forget();
-  return *known().plans.emplace(key, std::move(plan)).first->second;
+  const std::uint64_t hash = hash_of(key);
+  Recent<KnownTransition>& all = known().transitions;
+  const auto is_it = [&](const KnownTransition& of) { return of.key == key; };
+  if (const KnownTransition* const found = all.find(hash, is_it)) return found->plan;
+  return all.add(hash, std::make_unique<const KnownTransition>(key, make_plan(key))).plan;
 }
 
 Tensor run_slice(Tensor x, const TransitionStep& step) {
@@ -333,7 +333,7 @@ void set_axis_cost(std::string_view axis, const AxisCost& cost) {
   forget_plans();
 }
 
-void forget_transitions() { known().forget(); }
-std::size_t num_transitions() { return known().plans.size(); }
+void forget_transitions() { known().transitions.clear(); }
+std::size_t num_transitions() { return known().transitions.size(); }
 
 }  // namespace sherd

@@ -44,13 +44,13 @@ struct Transition {
   std::string describe() const;
 };
 
-/// Cheapest plan for a tensor of global `shape`, cached per rank; the reference is valid until the rank has planned
-/// kMaxTransitions others. Local: the same plan on all ranks. Axes of size 1 never communicate; those that are
+/// Cheapest plan for a tensor of global `shape`, cached per rank; the reference is valid until the rank has asked for
+/// kMaxTransitions / 2 others. Local: the same plan on all ranks. Axes of size 1 never communicate; those that are
 /// Replicate or Partial in both layouts are left alone. Error: layouts of two meshes, a dim the shape does not have,
 /// Shard or Replicate -> Partial, Partial(a) -> Partial(b).
 const Transition& plan_transition(const Spec* from, const Spec* to, const Shape& shape, DType dtype);
 
-inline constexpr std::size_t kMaxTransitions = 1 << 12;
+inline constexpr std::size_t kMaxTransitions = 1 << 10;
 
 /// The plan's price alone, in seconds; infinity where it is refused.
 double transition_seconds(const Spec* from, const Spec* to, const Shape& shape, DType dtype);
