@@ -128,6 +128,25 @@ TEST(ShmGroup, ARankThatEndsHasNotDied) {
   }
 }
 
+// Its peers wait for it meanwhile.
+TEST(ShmGroup, TheEndOfAForkedChildIsNotThatOfItsRank) {
+  const std::vector<RankEnd> ends = fork_ranks(2, [](Store& store, int rank) {
+    static std::shared_ptr<ProcessGroup> group;
+    group = make_shm_group(store, rank, 2);
+    group->host().barrier();
+    if (rank == 1) {
+      const pid_t child = ::fork();
+      if (child == 0) std::exit(0);
+      int status = 0;
+      ::waitpid(child, &status, 0);
+      EXPECT_EQ(status, 0);
+    }
+    group->host().barrier();
+    group.reset();
+  });
+  for (const RankEnd& end : ends) EXPECT_EQ(end.status, 0) << end.message;
+}
+
 // The kill comes at an arbitrary instant inside a call: while staging, copying, ringing or asleep.
 TEST(ShmGroup, ARankKilledInsideACallIsNamedSoon) {
   for (const int delay : {1000, 5003, 10007, 20011, 30013}) {

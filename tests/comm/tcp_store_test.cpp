@@ -339,6 +339,18 @@ TEST(TcpStore, SomethingElseListensThere) {
   ::close(listener);
 }
 
+// The notice is about the way to the store: who waits for a key is connected.
+TEST(TcpStore, AWaitForAKeyIsNotCalledNoConnection) {
+  const TcpStoreServer server(default_server());
+  auto options = client_of(server);
+  std::string said;
+  options.notice = {.after = 1ms, .say = [&](const std::string& text) { said += text; }};
+  TcpStore store(options);
+  said.clear();
+  EXPECT_THROW(store.get("never", 50ms), KeyNotSet);
+  EXPECT_EQ(said, "");
+}
+
 TEST(TcpStore, ShutdownFailsAWaitingClientAndEveryLaterCall) {
   std::optional<TcpStoreServer> server(default_server());
   TcpStore waiter(client_of(*server)), other(client_of(*server));

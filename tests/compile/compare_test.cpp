@@ -106,6 +106,39 @@ TEST(Compare, BranchesTensorsOfTheHostAndResultsThatChangeAreNamed) {
                {"\"v\"", "\"w\""});
 }
 
+// The same rows on the same values, so that only what becomes of the results tells them apart.
+TEST(Compare, PartsOfArgumentsSlotsAndSumsThatChangeAreNamed) {
+  Slot w("w", true);
+  w.set(ones({2}));
+  const auto expect_named = [](const auto& body, std::initializer_list<std::string_view> parts) {
+    int call = 0;
+    auto step = compile([&](const Tensor& x) { return body(x, call++ < 2); });
+    for (int i = 0; i < 2; ++i) step(ones({4}));
+    expect_error([&] { step(ones({4})); }, parts);
+    EXPECT_EQ(step.num_graphs(), 0u);
+  };
+  expect_named([](const Tensor& x, bool is_first) { return relu(narrow(x, 0, is_first ? 0 : 2, 2)); },
+               {"relu: input 0", "another tensor"});
+  expect_named([](const Tensor& x, bool is_first) { return narrow(x, 0, is_first ? 0 : 2, 2); },
+               {"result 0 of the step", "another tensor"});
+  expect_named(
+      [&](const Tensor& x, bool is_first) {
+        const Tensor y = relu(narrow(x, 0, 0, 2)).detach();
+        if (is_first) w.set_grad(y);
+        else w.set(y);
+        return y;
+      },
+      {"\"w\""});
+  w.clear_grad();
+  const auto buffer = zeros({2});
+  expect_named(
+      [&](const Tensor& x, bool is_first) {
+        copy_into(buffer, narrow(x, 0, 0, 2), !is_first);
+        return sum(x);
+      },
+      {"now adds to its result"});
+}
+
 TEST(Compare, EqualTensorsThatAreMadeAnewAreNoChange) {
   auto step = compile([](const Tensor& x) { return add(x, Tensor::scalar(2)); });
   for (int i = 0; i < 5; ++i) EXPECT_EQ(step(Tensor::scalar(i)).item<float>(), static_cast<float>(i + 2));
@@ -186,6 +219,30 @@ TEST(Compare, HooksOfModulesThatComeAndGoAreFollowed) {
   EXPECT_EQ(modes[6], Mode::replay);
   EXPECT_EQ(modes[7], Mode::replay) << "the first graph is good again";
   EXPECT_EQ(modes[9], Mode::record) << "a hook that is added again is another one";
+}
+
+// The root's forward does not run in the step.
+TEST(Compare, HooksOfAModuleThatIsCalledByItselfAreFollowed) {
+  Dropped net;
+  net.materialize(nn::Seed{3});
+  auto step = compile([&](const Tensor& x) { return net.linear(x); });
+  const Tensor x = drawn({2, 4}, "x"), plain = net.linear(x).detach();
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(same_bits(step(x), plain));
+  EXPECT_EQ(step.mode(), Mode::replay);
+  net.linear.add_hook(std::make_shared<Negating>());
+  EXPECT_TRUE(same_bits(step(x), neg(plain)));
+  EXPECT_EQ(step.mode(), Mode::record);
+}
+
+// Nothing of it is in the graph but what was read of it.
+TEST(Compare, AModuleInThePlaceOfAnotherIsFollowed) {
+  auto dropout = std::make_unique<nn::Dropout>(0.5);
+  auto step = compile([&](const Tensor& x) { return (*dropout)(x); });
+  const Tensor x = ones({64});
+  for (int i = 0; i < 4; ++i) EXPECT_FALSE(same_bits(step(x), x));
+  EXPECT_EQ(step.mode(), Mode::replay);
+  dropout = std::make_unique<nn::Dropout>(0);
+  EXPECT_TRUE(same_bits(step(x), x)) << step.why();
 }
 
 TEST(Compare, HooksOfGradientsAreFollowed) {

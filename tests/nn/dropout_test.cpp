@@ -72,6 +72,56 @@ TEST(Dropout, AStepThatBeginsAgainDrawsItsMasksAgain) {
   }
 }
 
+std::vector<Tensor> next_masks(Net& net) { return net(ones({kRows, kWidth})); }
+
+void expect_masks(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(same_bits(a[i], b[i])) << "call " << i;
+}
+
+// To the update, or to the set_step() after it; to the set_step() where another rank has made no update.
+TEST(Dropout, AStepThatIsLeftGoesBackToWhatCameLast) {
+  const RankScope rank;
+  set_seed({5});
+  Net net;
+  masks_at(net, 1);
+  keep_random_calls();
+  const auto second = next_masks(net);
+  take_back_random_calls(true);
+  expect_masks(next_masks(net), second);
+  const auto first_of_next = masks_at(net, 2);
+  take_back_random_calls(true);
+  expect_masks(next_masks(net), first_of_next);
+  keep_random_calls();
+  next_masks(net);
+  take_back_random_calls(false);
+  expect_masks(next_masks(net), first_of_next);
+}
+
+// The counts of more rows than there was room for, and of one in the place of another that is gone.
+TEST(Dropout, WhatAStepGoesBackToIsKeptForEachRow) {
+  const RankScope rank;
+  set_seed({5});
+  set_step(1);
+  Net net;
+  next_masks(net);
+  keep_random_calls();
+  const auto second = next_masks(net);
+  std::vector<std::unique_ptr<Dropout>> many;
+  for (int i = 0; i < 100; ++i) (*many.emplace_back(std::make_unique<Dropout>(0.5)))(ones({4}));
+  take_back_random_calls(true);
+  expect_masks(next_masks(net), second);
+
+  auto old = std::make_unique<Dropout>(0.5);
+  const Tensor x = ones({kRows, kWidth});
+  const Tensor first = (*old)(x);
+  keep_random_calls();
+  old = nullptr;
+  Dropout young(0.5);
+  EXPECT_TRUE(same_bits(young(x), first)) << "it has not been called";
+  take_back_random_calls(true);
+  EXPECT_TRUE(same_bits(young(x), first));
+}
+
 TEST(Dropout, F143_RanksDrawTheMaskOfTheWholeBatch) {
   std::vector<Tensor> whole[2];
   const RankScope rank;

@@ -344,6 +344,17 @@ TEST_F(TiedHead, AloneIsTheEmbedding) {
     EXPECT_TRUE(same_bits(parameter->value(), head->parameter(name).value())) << name;
 }
 
+TEST_F(TiedHead, AloneIsNoEmbeddingOfAModelThatDoesNotTieIt) {
+  rewrite("model.safetensors", [](std::vector<TensorBytes>& tensors) {
+    for (TensorBytes& tensor : tensors)
+      if (tensor.name == "model.embed_tokens.weight") tensor.name = "lm_head.weight";
+  });
+  json config = read("config.json");
+  config["tie_word_embeddings"] = false;
+  dir_.write("config.json", config.dump());
+  expect_refused({"lacks the tensor \"model.embed_tokens.weight\""});
+}
+
 // The last bytes of the file are the last rows of one tensor: only the rank that holds them reads them.
 TEST(HuggingFaceShards, EveryRankReadsItsOwnRowsOnly) {
   TempDir dir;

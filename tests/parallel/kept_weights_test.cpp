@@ -267,6 +267,33 @@ TEST(KeptWeights, BackwardOfAModelThatIsGoneGathersWhateverItsUnitsDoBesides) {
   });
 }
 
+// What is between forward and backward is read by the loss itself, and nothing that was gathered is.
+TEST(KeptWeights, BackwardReadsSlicesOfAModelThatIsGone) {
+  run_ranks(4, [](const Group& group) {
+    auto net = std::make_unique<Net>(std::vector<std::int64_t>{8, 8, 8, 4});
+    nn::UnitPolicy policy;
+    policy.reshard_after_forward = 2;
+    shard(*net, DeviceMesh(group), policy, policy);
+    net->materialize(nn::Seed{5});
+    (*net)(batch_of(4, 8, 1, "x"));
+    Slot scale("scale", true);
+    scale.set(ones({}));
+    Tensor loss;
+    double expected = 0;
+    {
+      const Tensor slice = net->parameters()[0]->value().local().detach();
+      EXPECT_EQ(slice.numel(), net->parameters()[0]->numel() / 2);
+      expected = sum(slice).item<double>();
+      loss = sum(slice * scale.value());
+    }
+    net.reset();
+    backward(loss);
+    EXPECT_NEAR(scale.grad().item<double>(), expected, 1e-5);
+    loss = Tensor();
+    EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+  });
+}
+
 TEST(KeptWeights, BackwardOfAModelThatIsGoneGathersBesideTensorParallelism) {
   run_ranks(4, [&](const Group& group) {
     const DeviceMesh root(group, {{"replicate", 1}, {"dp", 2}, {"tp", 2}});

@@ -373,6 +373,21 @@ TEST_F(TrainerTest, MetricsCountWhatTheStepDid) {
   }
 }
 
+TEST_F(TrainerTest, MetricsSayOfEachStepWhetherItWasCaptured) {
+  gpt_.compile = true;
+  gpt_.eval_every = 2;  // which is captured too, and says nothing of the step
+  std::vector<std::string> lines;
+  run_ranks(2, [&](const Group& group) {
+    Trainer(gpt_, group).run([&](const StepMetrics& m) {
+      if (group->rank() == 0)
+        lines.push_back(
+            fmt::format("{} {}", m.captured->is_replay, m.captured->why.substr(0, m.captured->why.find(':'))));
+    });
+  });
+  EXPECT_EQ(lines, (std::vector<std::string>{"false ran eagerly", "false recorded", "false recorded", "true replayed",
+                                             "true replayed"}));
+}
+
 TEST_F(TrainerTest, TheMemoryLimitNamesTheOwners) {
   gpt_.memory_limit = 150'000;
   const auto train = [&](const Group& group) { Trainer(gpt_, group).run([](const StepMetrics&) {}); };
