@@ -83,8 +83,7 @@ class OpNode final : public Node {
  public:
   OpNode() : Node(Kind::op) {}
   ~OpNode() {
-    for (const TensorMeta& meta : input_metas) drop_layout(meta.layout);
-    for (const TensorMeta& meta : output_metas) drop_layout(meta.layout);
+    if (holds_layouts) drop_layouts();
   }
   OpNode(const OpNode&) = delete;
   OpNode& operator=(const OpNode&) = delete;
@@ -93,7 +92,7 @@ class OpNode final : public Node {
   SmallVec<Edge, 3> next;                 // per input
   SmallVec<SavedTensor, 3> saved_inputs;  // per input; undefined where nobody reads it or its maker recomputes it
   SmallVec<SavedTensor, 1> saved_outputs;
-  SmallVec<TensorMeta, 3> input_metas;  // these hold their layouts
+  SmallVec<TensorMeta, 3> input_metas;
   SmallVec<TensorMeta, 1> output_metas;
   const std::string* module_path = nullptr;
   std::unique_ptr<TensorHook> hooks;    // in the order of registration
@@ -101,6 +100,13 @@ class OpNode final : public Node {
   std::uint64_t segment = 0;            // of the calls that it may run again with; 0: of none
   std::uint32_t recomputed_inputs = 0;  // bit mask: their makers compute them again
   bool queued = false, freed = false;
+  bool holds_layouts = false;  // of its metas
+
+ private:
+  [[gnu::noinline]] void drop_layouts() {
+    for (const TensorMeta& meta : input_metas) drop_layout(meta.layout);
+    for (const TensorMeta& meta : output_metas) drop_layout(meta.layout);
+  }
 };
 
 /// The permanent end of the tape at a slot.

@@ -17,10 +17,14 @@ void destroy_one(Node* node) {
 }
 
 template <std::size_t N>
-void push_meta(SmallVec<TensorMeta, N>& metas, const Tensor& t) {
+void push_meta(OpNode& node, SmallVec<TensorMeta, N>& metas, const Tensor& t) {
   if (!t.defined()) return void(metas.push_back(kAbsent));
-  metas.emplace_back(t.shape(), t.dtype(), t.device()).layout = t.layout();
-  hold_layout(t.layout());
+  const TensorMeta& of = t.impl()->meta;
+  TensorMeta& kept = metas.emplace_back(of.shape, of.dtype, of.device);
+  if (!of.layout) return;
+  kept.layout = of.layout;
+  hold_layout(of.layout);
+  node.holds_layouts = true;
 }
 
 // ---- what the tape keeps ----
@@ -111,7 +115,7 @@ NodeRef make_node(const OpCall& call, RankContext& context, const How& how) {
   node->segment = context.segment;
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     const Tensor& t = call.in[i];
-    push_meta(node->input_metas, t);
+    push_meta(*node, node->input_metas, t);
     if (t.defined() && t.requires_grad()) node->next.emplace_back(NodeRef(t.grad_node()), t.output_index());
     else node->next.emplace_back();
     SavedTensor& saved = node->saved_inputs.emplace_back();
@@ -154,7 +158,7 @@ Tensors record_as(OpCall& call, RankContext& context, const How& how) {
   auto* op_node = static_cast<OpNode*>(node.get());
   Tensors out = call_below_autograd(call);
   for (std::size_t i = 0; i < out.size(); ++i) {
-    push_meta(op_node->output_metas, out[i]);
+    push_meta(*op_node, op_node->output_metas, out[i]);
     how.output(*op_node, op_node->saved_outputs.emplace_back(), out[i], i);
     if (!is_floating(out[i].dtype())) continue;
     const bool is_last = i + 1 == out.size();

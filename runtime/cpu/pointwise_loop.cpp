@@ -49,6 +49,13 @@ struct Tiles {
   }
 };
 
+// Dispatch has seen that the operand has bytes.
+template <class T>
+T* elements_of(const Tensor& operand) {
+  const TensorImpl& of = *operand.impl();
+  return reinterpret_cast<T*>(of.storage->read()) + of.meta.offset;
+}
+
 }  // namespace
 
 template <class T>
@@ -58,8 +65,8 @@ bool run_dense(const KernelCall& call, const void* functor, PointwiseLoop<T> loo
   const auto run = [&](std::int64_t begin, std::int64_t end) {
     const T* in[kMaxPointwiseInputs];
     T* out[kMaxPointwiseOutputs];
-    for (std::size_t k = 0; k < call.in.size(); ++k) in[k] = call.in[k].data<T>() + begin;
-    for (std::size_t k = 0; k < call.out.size(); ++k) out[k] = call.out[k].mutable_data<T>() + begin;
+    for (std::size_t k = 0; k < call.in.size(); ++k) in[k] = elements_of<T>(call.in[k]) + begin;
+    for (std::size_t k = 0; k < call.out.size(); ++k) out[k] = elements_of<T>(call.out[k]) + begin;
     loop(functor, in, out, end - begin);
   };
   if (n <= kGrain) run(0, n);

@@ -27,13 +27,15 @@ std::atomic<LayerFunction> g_dist_layer{nullptr};
   fail_empty(fmt::format("the destination of {}", op.name));
 }
 
+constexpr std::uint8_t kHasEmpty = 128;  // beside the flags of a TensorImpl
+
 inline std::uint8_t flags_of(const Op& op, std::span<const Tensor> in) {
   std::uint8_t flags = 0;
-  bool has_all = true;
   for (const Tensor& t : in)
-    if (t.defined()) flags |= t.impl()->flags;
-    else has_all = false;
-  if (!has_all) [[unlikely]]
+    if (t.defined()) [[likely]]
+      flags |= t.impl()->flags;
+    else flags |= kHasEmpty;
+  if (flags & kHasEmpty) [[unlikely]]
     check_optional(op, in);
   return flags;
 }
@@ -133,8 +135,8 @@ void wait_to_write(std::span<const Tensor> tensors) {
     if (t.defined() && t.storage()) t.storage()->wait_to_write();
 }
 
-// Asks for rows that take addresses without a wait. What a call restores or releases is a place to it. (Others wait for what
-// they read, here or in their kernel, which is an Error for released bytes.)
+// Asks for rows that take addresses without a wait. What a call restores or releases is a place to it. (Others wait for
+// what they read, here or in their kernel, which is an Error for released bytes.)
 void check_present(const OpCall& call) {
   if (call.op.traits.waits) return;
   const ResidencyChange& change = call.op.residency;
