@@ -139,9 +139,23 @@ const Spec* Spec::with_rows(int dim, std::span<const std::int64_t> rows) const {
   if (std::ranges::ssize(rows) != num_shards(dim) || std::ranges::any_of(rows, is_negative))
     fail("shards of {} rows for dim {} of {}: it has {} shards; give a size for each, not below 0",
          fmt::join(rows, ", "), dim, describe(), num_shards(dim));
+  const bool are_equal = std::ranges::adjacent_find(rows, std::not_equal_to<>()) == rows.end();
+  Rows lists = rows_of_dim_;
+  const auto d = static_cast<std::size_t>(dim);
+  if (lists.size() <= d) lists.resize(d + 1);
+  lists[d].assign(rows.begin(), are_equal ? rows.begin() : rows.end());
+  return with_lists(std::move(lists));
+}
+
+const Spec* Spec::with_lists(Rows lists) const {
+  while (!lists.empty() && lists.back().empty()) lists.pop_back();
+  return intern(mesh(), placements_, axes_of_dim_, std::move(lists));
+}
+
+bool Spec::lists_chunks(int dim) const {
+  const std::span<const std::int64_t> rows = rows_of(dim);
   const std::int64_t size = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
   std::vector<int> at(placements_.size());
-  bool is_chunked = true;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     auto left = static_cast<int>(r);
     for (std::size_t a = axes_of(dim).size(); a-- > 0;) {
@@ -149,14 +163,17 @@ const Spec* Spec::with_rows(int dim, std::span<const std::int64_t> rows) const {
       at[static_cast<std::size_t>(axis)] = left % axis_size(axis);
       left /= axis_size(axis);
     }
-    is_chunked &= nested_chunk(dim, size, at).size() == rows[r];
+    if (nested_chunk(dim, size, at).size() != rows[r]) return false;
   }
+  return true;
+}
+
+const Spec* Spec::simplified() const {
+  if (!lists_rows()) return this;
   Rows lists = rows_of_dim_;
-  const auto d = static_cast<std::size_t>(dim);
-  if (lists.size() <= d) lists.resize(d + 1);
-  lists[d].assign(rows.begin(), is_chunked ? rows.begin() : rows.end());
-  while (!lists.empty() && lists.back().empty()) lists.pop_back();
-  return intern(mesh(), placements_, axes_of_dim_, std::move(lists));
+  for (std::size_t d = 0; d < lists.size(); ++d)
+    if (lists_chunks(static_cast<int>(d))) lists[d].clear();
+  return with_lists(std::move(lists));
 }
 
 std::span<const std::int64_t> Spec::rows_of(int dim) const {

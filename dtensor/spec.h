@@ -61,10 +61,13 @@ class Spec final : public Distributed {
   /// This layout with another placement along one axis. A new Shard is the innermost split of its dim. A dim that other
   /// axes split then has shards by the chunk rule.
   const Spec* with(int axis, Placement placement) const;
-  /// This layout with shards of `dim` of these sizes, row-major over axes_of(dim). Sizes by the chunk rule give the
-  /// layout without a list. Error unless there is one per shard, none negative.
+  /// This layout with shards of `dim` of these sizes, row-major over axes_of(dim). Equal sizes give the layout without a
+  /// list. Error unless there is one per shard, none negative.
   const Spec* with_rows(int dim, std::span<const std::int64_t> rows) const;
-  /// That list; empty where the chunk rule holds.
+  /// This layout without the lists that say what the chunk rule says: tensors of both have the same local tensors, and
+  /// to redistribute one to the other moves nothing.
+  const Spec* simplified() const;
+  /// The sizes of a dim's shards; empty: the chunk rule holds.
   std::span<const std::int64_t> rows_of(int dim) const;
   /// Whether any dim has one.
   bool lists_rows() const { return !rows_of_dim_.empty(); }
@@ -98,6 +101,8 @@ class Spec final : public Distributed {
   Spec(const DeviceMesh& mesh, std::span<const Placement> placements, std::vector<std::vector<int>> axes_of_dim,
        Rows rows_of_dim);
   Range nested_chunk(int dim, std::int64_t size, std::span<const int> coordinates) const;
+  const Spec* with_lists(Rows lists) const;
+  bool lists_chunks(int dim) const;
 
   std::weak_ptr<const DeviceMesh::Impl> mesh_;  // a layout does not keep the group alive
   std::uint64_t mesh_id_;

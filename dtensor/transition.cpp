@@ -220,10 +220,11 @@ Transition make_plan(const PlanKey& key) {
   plan.seconds = std::numeric_limits<double>::infinity();
   if (!is_possible(key.from, key.to, key.shape)) return plan;
   if (!key.from->lists_rows() && !key.to->lists_rows()) return search_plan(key);
-  for (const Spec* spec : {key.from, key.to}) (void)spec->local_shape(key.shape);  // Error if they list other sizes
-  const std::vector<ListedSplit> gathered = listed_splits(key.from), made = listed_splits(key.to);
-  const PlanKey between{gathered.empty() ? key.from : gathered.back().joined,
-                        made.empty() ? key.to : made.back().joined, key.shape, key.dtype};
+  for (const Spec* spec : {key.from.get(), key.to.get()}) (void)spec->local_shape(key.shape);  // Error: other sizes
+  const SpecRef from = key.from->simplified(), to = key.to->simplified();
+  const std::vector<ListedSplit> gathered = listed_splits(from), made = listed_splits(to);
+  const PlanKey between{gathered.empty() ? from : gathered.back().joined, made.empty() ? to : made.back().joined,
+                        key.shape, key.dtype};
   Transition middle;
   if (between.from != between.to) middle = search_plan(between);
   if (std::isinf(middle.seconds)) return plan;

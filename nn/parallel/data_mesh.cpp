@@ -82,7 +82,7 @@ const Spec* divided(const Spec& shards, int axis) {
   for (const std::int64_t size : shards.rows_of(0))
     for (int r = 0; r < shards.axis_size(axis); ++r)
       rows.push_back(chunk_range(size, shards.axis_size(axis), r).size());
-  return finer->with_rows(0, rows);
+  return finer->with_rows(0, rows)->simplified();
 }
 
 bool has(std::span<const int> list, int value) { return std::find(list.begin(), list.end(), value) != list.end(); }
@@ -205,7 +205,7 @@ ShardPlacement DataMesh::place(const Parameter& parameter, const ShardPlan& plan
   std::vector<std::int64_t> listed;  // of the shards of all ranks
   for (const Spec::Range& part : split_rows(shape[to.dim], outer))
     std::ranges::copy(listed_rows(plan, parameter, part.size()), std::back_inserter(listed));
-  if (!listed.empty()) to.sharded = to.sharded->with_rows(to.dim, listed);
+  if (!listed.empty()) to.sharded = to.sharded->with_rows(to.dim, listed)->simplified();
   to.local_shape = to.sharded->local_shape(shape);
   const std::vector<Spec::Range> chunks =
       listed.empty() ? split_rows(rows, sizes) : ranges_of(listed_rows(plan, parameter, rows));

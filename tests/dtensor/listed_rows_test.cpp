@@ -53,7 +53,10 @@ TEST(Spec, ListsTheSizesOfShards) {
     for (int r = 0; r < 3; ++r)
       EXPECT_EQ(spec->range_at(0, 5, std::span(&r, 1)), (Spec::Range{kBegins[r], kBegins[r] + kSizes[r]}));
     EXPECT_EQ(spec->local_shape({5, 2}), (Shape{kSizes[group->rank()], 2}));
-    EXPECT_EQ(even->with_rows(0, Rows{2, 2, 1}), even) << "what the chunk rule says is not listed";
+    const Spec* const chunks = even->with_rows(0, Rows{2, 2, 1});
+    EXPECT_NE(chunks, even) << "the list knows how many there are";
+    EXPECT_EQ(chunks->simplified(), even);
+    EXPECT_EQ(spec->simplified(), spec);
     EXPECT_EQ(spec->with_rows(0, Rows{3, 3, 3}), even);
     EXPECT_EQ(spec->with(0, Replicate()), Spec::replicate(mesh));
     EXPECT_NE(draw(*spec, {5, 2}).find("1:5"), std::string::npos) << draw(*spec, {5, 2});
@@ -87,6 +90,23 @@ TEST(FromLocal, WantsTheListedRows) {
     EXPECT_TRUE(same_bits(full_tensor(from_local(listed_part(whole, 0, {1, 4}, group->rank()), spec)), whole));
     const std::string own = group->rank() == 0 ? "gives this rank 1" : "gives this rank 4";
     expect_error([&] { from_local(counting({3, 2}), spec); }, {"from_local", "3 rows of dim 0", "{0: dp(1,4)}", own});
+  });
+}
+
+// Sizes that the chunk rule would give are listed all the same: only the list says how many there are.
+TEST(FromLocal, TakesTheSizeFromAListOfChunks) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Spec *const even = Spec::of(mesh, Shard(0)), *const listed = even->with_rows(0, Rows{3, 2});
+    const Tensor whole = counting({5, 2});
+    const Tensor x = from_local(listed_part(whole, 0, {3, 2}, group->rank()), listed);
+    EXPECT_EQ(x.shape(), whole.shape());
+    EXPECT_TRUE(same_bits(full_tensor(mean(x)), mean(whole)));
+    EXPECT_TRUE(same_bits(full_tensor(x), whole));
+    const StrictCommunication strict;
+    EXPECT_TRUE(same_bits(redistribute(x, even).local(), x.local()));
+    EXPECT_TRUE(same_bits(redistribute(distribute(whole, even), listed).local(), x.local()));
+    EXPECT_TRUE(same_bits(add(x, distribute(whole, even)).local(), mul(x.local(), 2)));
   });
 }
 
