@@ -151,11 +151,13 @@ Parameter& Module::parameter(std::string_view wanted) const {
 }
 
 namespace {
-// Counts this rank's parts, before any of them is there: the host would run out of memory in the middle.
+// Counts this rank's parts that stay in memory, before any of them is there: the host would run out in the middle.
 void check_fits_memory(const std::vector<Parameter*>& parameters, Device device) {
   std::int64_t bytes = 0;
-  for (const Parameter* p : parameters)
+  for (const Parameter* p : parameters) {
+    if (p->shard_keeper() && !p->shard_keeper()->keeps_in_memory()) continue;
     if (const Tensor local = p->sharded_value().local(); local.is_meta()) bytes += local.bytes();
+  }
   const RankContext& context = RankContext::current();
   if (context.is_ghost()) return;
   const Allocator& allocator = RankContext::current().allocator(device);

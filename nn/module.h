@@ -36,6 +36,9 @@ class ShardKeeper {
   /// have any. Local.
   virtual void shards_written() { reshard(); }
 
+  /// Whether they are in memory between steps: false if they have a home elsewhere (runtime/op/offload.h).
+  virtual bool keeps_in_memory() const { return true; }
+
   /// A scope has put full tensors into the slots (shard/summon.h): gathering is an Error.
   bool is_summoned() const { return !summoned.expired(); }
   std::weak_ptr<const void> summoned{};  ///< of the scope, which may outlive parameters and keepers

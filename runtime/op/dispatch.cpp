@@ -211,6 +211,7 @@ void write_into(const OpCall& call, const RowKernels& kernels, const Metas& meta
   } else {
     run_kernel(call, kernels, call.into, device, call.accumulate);
   }
+  if (call.op.traits.versions) return;
   for (const Tensor& out : call.into) out.storage()->bump_version();
 }
 

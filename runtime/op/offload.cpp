@@ -222,7 +222,7 @@ constinit const Op op::fetch_shards{
     .doc = "Starts to read a home u8[n] of a unit's shards into one u8[bytes] of the home's version.",
     .attrs = &attr_kind<OffloadAttrs>,
     .infer = infer_fetch_shards,
-    .traits = {.collective = true, .issues = true},
+    .traits = {.collective = true, .issues = true, .versions = true},
     .no_gradient = "moves bytes",
     .category = MemoryCategory::parameters,
     .device = [](AttrsView attrs) { return attrs.as<OffloadAttrs>().device; },

@@ -41,6 +41,7 @@ struct Traits {
   bool accumulates = false;  ///< the kernel honours KernelCall::accumulate
   bool any_strides = false;  ///< the kernel writes outputs of any strides; others write dense ones, or as infer says
   bool placement = false;    ///< changes the layout (redistribute, from_local): the dist layer runs it
+  bool versions = false;     ///< the kernel gives its results the version of what they were made of
   bool local_extents = false;  ///< on distributed tensors it works on each rank's own elements (optimizer, norms)
 };
 

@@ -320,6 +320,60 @@ TEST(OffloadShards, F182_HsdpGivesTheSameBitsUnderDelaysAndReuse) {
   });
 }
 
+// Versions say whether what is gathered is of the shards' values, and a replay that fetches them into memory of its own
+// counts no write of it.
+TEST(OffloadShards, AForwardAfterReplaysIsOfTheLastUpdate) {
+  run_ranks(2, [](const Group& group) {
+    const TempDir dir;
+    Net net({4, 4});
+    nn::UnitPolicy policy;
+    policy.offload = nn::ShardOffload{.folder = dir.path()};
+    nn::fully_shard(net, DeviceMesh(group), policy);
+    net.materialize(nn::Seed{1});
+    nn::Sgd optimizer(net.parameters(), {.lr = 0.01});
+    const Tensor x = ones({1, 4}), one = ones({1});
+    auto micro_step = compile([&](const Tensor& in) {
+      const Tensor loss = mean(net(in) * net(in));
+      backward(loss);
+      return loss.detach();
+    });
+    auto update = compile([&](const Tensor& in) {
+      optimizer.step();
+      return in + 0.0;
+    });
+    for (int i = 0; i < 8; ++i) {
+      if (i == 4) nn::set_reshard_after_backward(net, false);
+      micro_step(x);
+      if (i >= 4 && i < 7) nn::reshard(net);
+      update(one);
+      optimizer.clear_gradients();
+    }
+    const GradMode off(false);
+    const Tensor now = net(x);
+    nn::reshard(net);
+    EXPECT_TRUE(same_bits(now, net(x))) << micro_step.why() << "; " << update.why();
+  });
+}
+
+// Shards that have a home need no room in memory all at once.
+TEST(OffloadShards, AModelLargerThanTheLimitIsMaterialized) {
+  run_ranks(2, [](const Group& group) {
+    const TempDir dir;
+    const std::vector<std::int64_t> sizes(24, 64);
+    Net held(sizes), offloaded(sizes);
+    nn::UnitPolicy policy;
+    shard(held, DeviceMesh(group), policy, policy);
+    policy.offload = nn::ShardOffload{.folder = dir.path(), .bytes_in_flight = 4096};
+    shard(offloaded, DeviceMesh(group), policy, policy);
+    Allocator& memory = RankContext::current().allocator();
+    memory.set_limit(memory.accounting().total() + 4 * held.num_parameters() / 2 / 2);  // half of a rank's shards
+    expect_error([&] { held.materialize(nn::Seed{3}); }, {"out of memory", "the parameters alone take"});
+    offloaded.materialize(nn::Seed{3});
+    offloaded(batch_of(2, 64, 1, "x"));
+    memory.set_limit(0);
+  });
+}
+
 // What stays within a budget never is more than it, nor less than within a smaller one; all of it stays where it fits.
 TEST(OffloadShards, F174_WhatStaysInMemoryFitsTheBudget) {
   for (const int ranks : {1, 3})

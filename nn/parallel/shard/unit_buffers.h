@@ -127,6 +127,7 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper, public std::e
   /// Registers the sharded tensors and frees the gathered buffer, even if it was prefetched and never used. Local.
   void reshard() override;
   void shards_written() override;
+  bool keeps_in_memory() const override { return home_ == nullptr; }
   /// Frees a gathered buffer that is not registered. Local.
   void drop_unused();
   /// reshard(), and frees the gathered buffer also where it is kept: a gather that failed has left anything in it.
