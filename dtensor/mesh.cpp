@@ -401,6 +401,8 @@ std::vector<int> DeviceMesh::ranks() const {
   return ranks_along(impl_->root->axes, impl_->root->coordinates, list);
 }
 
+bool DeviceMesh::shares_group(const DeviceMesh& other) const { return impl_->root->group == other.impl_->root->group; }
+
 std::string DeviceMesh::describe() const { return describe_axes(axes()); }
 
 }  // namespace sherd

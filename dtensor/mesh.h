@@ -97,6 +97,8 @@ class DeviceMesh {
   std::span<const int> root_axes(int axis) const { return impl_->root_axes[index(axis)]; }
   /// This mesh's ranks, row-major, as the root's group numbers them.
   std::vector<int> ranks() const;
+  /// Whether the ranks of both are numbered by one group.
+  bool shares_group(const DeviceMesh& other) const;
 
   /// Unique within the process; equal handles share it.
   std::uint64_t id() const { return impl_->id; }

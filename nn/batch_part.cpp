@@ -6,17 +6,25 @@
 //     experts fully_shard over mesh["dp"]                       axes dp, ep
 #include "nn/batch_part.h"
 
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
 #include "dtensor/spec.h"
 
 namespace sherd::nn {
 
 namespace {
 
-/// Axes of a root mesh, as bits. The first mesh says which root: axes of others have no order among its own.
+/// Axes of a root mesh, as bits. Those of two roots have no order among each other: of two meshes that have different
+/// roots the one whose ranks are all those of both counts.
 struct DataRanks {
   std::optional<DeviceMesh> root;
   std::uint64_t axes = 0;
-  bool is_one_mesh = true;
+  std::optional<std::pair<DeviceMesh, DeviceMesh>> apart;  // neither has all ranks of both
 
   static std::uint64_t bits_of(const DeviceMesh& mesh) {
     std::uint64_t bits = 0;
@@ -24,10 +32,26 @@ struct DataRanks {
       for (const int a : mesh.root_axes(axis)) bits |= std::uint64_t{1} << a;
     return bits;
   }
+  /// Those with data of their own, as the root's group numbers them.
+  std::set<int> ranks() const {
+    std::set<int> found;
+    for (int r = 0; r < root->num_ranks(); ++r) {
+      const std::vector<int> at = root->coordinates_of(r);
+      bool is_one = true;
+      for (int a = 0; a < root->ndim(); ++a)
+        is_one &= (axes >> a & 1U) != 0 || at[static_cast<std::size_t>(a)] == root->coordinate(a);
+      if (is_one) found.insert(r);
+    }
+    return found;
+  }
   void add(const DeviceMesh& mesh) {
     if (!root) root = mesh.root();
-    if (*root == mesh.root()) axes |= bits_of(mesh);
-    else is_one_mesh = false;
+    if (*root == mesh.root()) return void(axes |= bits_of(mesh));
+    const std::set<int> known = ranks(), more = ranks_of(mesh);
+    if (std::ranges::includes(known, more) && root->shares_group(mesh)) return;
+    if (!std::ranges::includes(more, known) || !root->shares_group(mesh)) apart.emplace(*root, mesh);
+    root = mesh.root();
+    axes = bits_of(mesh);
   }
   void add_hooks_of(const Module& module) {
     for (const auto& hook : module.hooks())
@@ -38,7 +62,17 @@ struct DataRanks {
     for (const auto& child : module.children()) add_below(*child);
   }
   void remove(const DeviceMesh& mesh) {
-    if (root && *root == mesh.root()) axes &= ~bits_of(mesh);
+    if (*root == mesh.root()) return void(axes &= ~bits_of(mesh));
+    const std::set<int> known = ranks(), whole = ranks_of(mesh);
+    std::vector<int> common;
+    std::ranges::set_intersection(known, whole, std::back_inserter(common));
+    if (root->shares_group(mesh) && common.size() == 1) return;  // this rank
+    if (root->shares_group(mesh) && common.size() == known.size()) axes = 0;
+    else apart.emplace(*root, mesh);
+  }
+  static std::set<int> ranks_of(const DeviceMesh& mesh) {
+    const std::vector<int> list = mesh.ranks();
+    return {list.begin(), list.end()};
   }
   BatchPart part() const {
     BatchPart part;
@@ -61,7 +95,7 @@ DataRanks ranks_around(const Module& module) {
   }
   if (ranks.root) return ranks;
   ranks.add_below(*top);
-  return ranks.is_one_mesh ? ranks : DataRanks();
+  return ranks.apart ? DataRanks() : ranks;
 }
 
 }  // namespace
@@ -70,6 +104,11 @@ BatchPart batch_part(const Module& module, const Tensor& x) {
   if (const auto& own = drawn_by().part) return *own;
   DataRanks ranks = ranks_around(module);
   if (ranks.root && x.is_distributed()) ranks.remove(Spec::from(x).mesh());
+  if (ranks.apart)
+    fail(
+        "{} is to be drawn for on {} and on {}, of which neither has all ranks of the other: make both of one mesh, or "
+        "say by set_batch_part() which rows this rank has",
+        x, ranks.apart->first.describe(), ranks.apart->second.describe());
   return ranks.part();
 }
 

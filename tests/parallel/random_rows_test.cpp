@@ -214,6 +214,37 @@ TEST(FullyShard, F143_RanksDrawTheMasksOfOneRankOnEveryMesh) {
     run_ranks(layout.ranks(), [&](const Group& group) { expect_draws_of_one_rank(layout, group, whole); });
 }
 
+// Meshes that one has split and another has not.
+TEST(FullyShard, F143_RanksDrawTheMasksOfOneRankOnMeshesOfTwoRoots) {
+  const Drawn whole = whole_draws(false);
+  for (const bool inner_first : {true, false})
+    run_ranks(4, [&](const Group& group) {
+      const DeviceMesh all(group, {{"dp", 4}}), grid = all.unflatten("dp", {{"edp", 2}, {"ep", 2}});
+      NoisyNet net;
+      for (Noisy* block : net.blocks.items()) nn::fully_shard(*block, inner_first ? grid["edp"] : all);
+      nn::fully_shard(net, inner_first ? all : grid["edp"]);
+      net.materialize(nn::Seed{3});
+      nn::set_seed({5});
+      nn::set_step(0);
+      const Tensor part = rows_of_rank(whole_batch(0, 0), group->rank(), 4);
+      const auto first = whole[0].begin() + group->rank() * std::ssize(whole[0]) / 4;
+      EXPECT_EQ(floats_of(net.blocks.items()[1]->drop(part)),
+                std::vector<float>(first, first + std::ssize(whole[0]) / 4));
+    });
+}
+
+TEST(FullyShard, F143_MeshesThatShareSomeRanksAreRefused) {
+  run_ranks(4, [&](const Group& group) {
+    const DeviceMesh one(group, {{"a", 2}, {"b", 2}}), other(group, {{"c", 4}}),
+        crossed = other.unflatten("c", {{"d", 2}, {"e", 2}});
+    NoisyNet net;
+    for (Noisy* block : net.blocks.items()) nn::fully_shard(*block, one["b"]);
+    nn::fully_shard(net, crossed["d"]);
+    net.materialize(nn::Seed{3});
+    expect_error([&] { net.blocks.items()[1]->drop(whole_batch(0, 0)); }, {"set_batch_part()", "mesh("});
+  });
+}
+
 TEST(FullyShard, F143_RanksDrawTheMasksOfOneRankWithProcesses) {
   const Drawn whole = whole_draws(false);
   run_processes(4, [&](const Group& group) {
@@ -290,6 +321,13 @@ TEST(FullyShard, F143_DropoutOfATensorOnTheDataAxes) {
       nn::set_step(1);
       nn::set_step(0);
       const Tensor y = net.blocks.items()[1]->drop(distribute(whole_batch(0, 0), mesh, placement));
+      EXPECT_EQ(floats_of(full_tensor(y)), whole[0]);
+    }
+    const DeviceMesh other(group, {{"tp", 2}});  // a root of its own, of the same ranks
+    for (const Placement placement : {Placement(Shard(0)), Placement(Replicate())}) {
+      nn::set_step(1);
+      nn::set_step(0);
+      const Tensor y = net.blocks.items()[1]->drop(distribute(whole_batch(0, 0), other, placement));
       EXPECT_EQ(floats_of(full_tensor(y)), whole[0]);
     }
   });
