@@ -208,6 +208,36 @@ TEST_P(WaitCircles, WorkOfAQueueThatWaitsForAnotherQueueIsInOne) {
   });
 }
 
+TEST_P(WaitCircles, AThreadThatWaitsForADiskThatWaitsForAQueueIsInOne) {
+  GetParam().run(2, {}, [](ProcessGroup& world, int rank) {
+    const std::string error = error_of([&] {
+      if (rank == 1) return gather_text(world, "here").clear();
+      const Event gathered = queue(kGatherQueue).submit({.name = "unshard", .run = [&world] {
+                                                           world.host().lane(kGatherQueue).barrier();
+                                                         }});
+      queue("disk").wait(gathered);
+      queue("disk").submit({.name = "write", .run = [] {}}).wait();
+      gathered.wait();
+    });
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 0 waits for rank 1 in barrier #1 of channel 1 (unshard)"),
+                             HasSubstr("rank 1 waits for rank 0 in all_gather #1 [i64 x 1,1]")));
+  });
+}
+
+// Rank 0 misses rank 1 too, which is in no call until the others have raised.
+TEST_P(WaitCircles, ARankThatIsNotThereYetHidesNone) {
+  SharedFlag raised;
+  GetParam().run(3, {}, [&](ProcessGroup& world, int rank) {
+    const auto odd = world.subgroup(rank == 1 ? std::vector{1} : std::vector{0, 2}, "dp");
+    if (rank == 1) raised.wait();
+    const std::string error = error_of([&] { (rank == 2 ? *odd : world).host().barrier(); });
+    raised.set();
+    EXPECT_THAT(
+        error, AllOf(HasSubstr("the ranks 0, 2 wait for each other"), HasSubstr("rank 0 waits for rank 2 in barrier #"),
+                     HasSubstr("rank 2 waits for rank 0 in barrier #1 of ranks 0,2")));
+  });
+}
+
 // ---- no false alarms ----
 
 /// Raises the flag when a rank has waited for many looks, or raises.
@@ -243,6 +273,26 @@ TEST_P(WaitCircles, AQueueThatReadsADiskIsInNone) {
       gather_text(world, "here");
       event.wait();
     });
+}
+
+TEST_P(WaitCircles, AThreadOfTheUsersWithAGroupOfItsOwnIsInNone) {
+  // Rank 0's thread waits for rank 1's, which waits for its user's thread, which waits for that of rank 0.
+  run_patiently(GetParam(), [](ProcessGroup& world, int rank, SharedFlag& passed) {
+    const std::vector<int> both{0, 1};
+    const auto log = world.subgroup(both, "log");
+    std::string error;
+    std::thread user([&] {
+      error = error_of([&] {
+        if (rank == 0) passed.wait();
+        log->host().barrier();
+      });
+    });
+    if (rank == 1) user.join();
+    const std::string own = error_of([&] { world.host().barrier(); });
+    if (rank == 0) user.join();
+    EXPECT_THAT(own, HasSubstr("no CommError"));
+    EXPECT_THAT(error, HasSubstr("no CommError"));
+  });
 }
 
 TEST_P(WaitCircles, ARankThatComputesIsInNone) {

@@ -344,27 +344,36 @@ void Board::await_one(int peer, const Wait& wait) {
     } while (Clock::now() < stop);
   }
   RankCell& shown = root_cell(rank(), channel());
-  shown.awaited_since.store(nanoseconds(waiting_since_), std::memory_order_relaxed);
-  shown.awaited.store(static_cast<std::uint32_t>(root_rank(peer)) + 1, std::memory_order_release);
+  const bool tells = tells_of_its_sleep();
+  int told = peer;
+  const auto tell = [&] {
+    shown.awaited.store(static_cast<std::uint32_t>(root_rank(told)) + 1, std::memory_order_release);
+  };
+  if (tells) {
+    shown.awaited_since.store(nanoseconds(waiting_since_), std::memory_order_relaxed);
+    tell();
+  }
   for (;;) {
     const Clock::time_point looked = Clock::now();
     const std::atomic<std::uint32_t>& bell = shown.bell;
     const std::uint32_t seen = bell.load(std::memory_order_seq_cst);
     own().waiting_for.store(static_cast<std::uint32_t>(peer) + 1, std::memory_order_seq_cst);
     if (has_come(wait, peer)) break;
-    if (looked - waiting_since_ >= nap()) {
+    if (tells && looked - waiting_since_ >= nap()) {
+      if (options_.look > std::chrono::nanoseconds(0)) told = peer_to_tell_of(wait, told);
+      tell();
       shown.awaited_until.store(nanoseconds(looked), std::memory_order_release);
       tell_between();
     }
     check_peers(wait);
     say_missing(wait);
-    look_for_circle(wait);
+    if (tells) look_for_circle(wait);
     // After a pause of this process the deadline is later than the clock says.
     const std::chrono::nanoseconds left = waiting_since_ + deadline_.load() - Clock::now();
     futex_wait(bell, seen, left.count() > 0 ? std::min(left, nap()) : nap());
   }
   own().waiting_for.store(0, std::memory_order_relaxed);
-  shown.awaited.store(0, std::memory_order_relaxed);
+  if (tells) shown.awaited.store(0, std::memory_order_relaxed);
 }
 
 // The reasons to stop waiting, most informative first. A peer that has already arrived may have left since: its part

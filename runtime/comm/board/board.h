@@ -261,6 +261,9 @@ class Board {
   std::chrono::nanoseconds nap() const;
   void tell_between() const;
   std::optional<Hold> hold_of(Place place) const;
+  bool leads_back_here(Place place) const;
+  int peer_to_tell_of(const Wait& wait, int told) const;
+  bool tells_of_its_sleep() const;
   std::vector<Hold> read_circle() const;
   std::string call_at(Place place) const;
   void look_for_circle(const Wait& wait);

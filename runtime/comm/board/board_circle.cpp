@@ -1,5 +1,7 @@
 // What ranks tell of themselves so that a circle of waits is seen, and the error that ends it; wait_circle.h has the
 // proof. Ranks have their numbers in the root here.
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <mutex>
@@ -7,9 +9,35 @@
 
 #include "runtime/comm/board/board.h"
 #include "runtime/comm/group/channels.h"
+#include "runtime/exec/context.h"
 #include "runtime/exec/host_queue.h"
 
 namespace sherd::comm {
+
+namespace {
+using Queues = std::vector<const HostQueue*>;
+
+int lane_of(const Queue& queue) { return queue.device() == Device::cpu() ? usual_lane(queue.name()) : 0; }
+
+/// Null if it is none of these, or none.
+const HostQueue* queue_among(const Queues& queues, const Queue* queue) {
+  const auto found = std::ranges::find_if(queues, [&](const Queue* known) { return known == queue; });
+  return found == queues.end() ? nullptr : *found;
+}
+
+/// What a thread waits for behind queues that meet no other rank, as one that reads a disk after a gather. Busy if one
+/// of those does anything but wait.
+ThreadState without_own_queues(ThreadState state, const Queues& queues) {
+  for (std::size_t i = 0; i < queues.size() && state.kind == ThreadState::Kind::waits; ++i) {
+    const HostQueue* const queue = queue_among(queues, state.queue);
+    if (queue == nullptr || lane_of(*queue) != 0) break;
+    const ThreadState next = queue->state();
+    const bool waits = next.kind == ThreadState::Kind::waits;
+    state = {waits ? next.kind : ThreadState::Kind::busy, 31 * state.number + next.number, next.queue};
+  }
+  return state;
+}
+}  // namespace
 
 /// A thread that does not sleep in a call cannot tell what it does; one of the same rank that sleeps in one asks it.
 void Board::tell_between() const {
@@ -20,16 +48,12 @@ void Board::tell_between() const {
   std::array<ThreadState, kNumUsualLanes + 1> states{rank->thread_state()};
   for (int lane = 1; lane <= kNumUsualLanes; ++lane)  // of a queue that is not there yet
     states[static_cast<std::size_t>(lane)].kind = ThreadState::Kind::idle;
-  const auto lane_of = [](const Queue& queue) {
-    return queue.device() == Device::cpu() ? usual_lane(queue.name()) : 0;
-  };
   for (const HostQueue* queue : rank->queues)
     if (const int lane = lane_of(*queue); lane != 0) states[static_cast<std::size_t>(lane)] = queue->state();
   for (int lane = 0; lane <= kNumUsualLanes; ++lane) {
-    const ThreadState& state = states[static_cast<std::size_t>(lane)];
-    const auto awaited = std::ranges::find_if(rank->queues, [&](const Queue* queue) { return queue == state.queue; });
-    const BetweenCalls told{
-        .kind = state.kind, .lane = awaited == rank->queues.end() ? 0 : lane_of(**awaited), .number = state.number};
+    const ThreadState state = without_own_queues(states[static_cast<std::size_t>(lane)], rank->queues);
+    const HostQueue* const awaited = queue_among(rank->queues, state.queue);
+    const BetweenCalls told{.kind = state.kind, .lane = awaited ? lane_of(*awaited) : 0, .number = state.number};
     RankCell& cell = at_root(root_rank(), lane);
     cell.between.store(told.packed(), std::memory_order_release);
     cell.between_until.store(now, std::memory_order_release);
@@ -61,6 +85,44 @@ std::optional<Hold> Board::hold_of(Place place) const {
               .is_call = false,
               .identity = word,
               .found_until = told_until};
+}
+
+bool Board::leads_back_here(Place place) const {
+  const Place here{root_rank(), channel()};
+  for (int i = 0; i < root_size() * (kNumUsualLanes + 1) && place != here; ++i) {
+    const std::optional<Hold> hold = hold_of(place);
+    if (!hold) return false;
+    place = hold->to;
+  }
+  return place == here;
+}
+
+/// Of the peers that have not come the one that this rank tells of. It waits for all of them at once, so a circle
+/// through any is one, and a peer that is held may become part of one.
+int Board::peer_to_tell_of(const Wait& wait, int told) const {
+  const auto find = [&](const auto& is_it) {
+    if (!has_come(wait, told) && is_it(told)) return told;
+    for (int peer = 0; peer < size(); ++peer)
+      if (!has_come(wait, peer) && is_it(peer)) return peer;
+    return -1;
+  };
+  const auto place_of = [&](int peer) { return Place{root_rank(peer), channel()}; };
+  if (const int peer = find([&](int p) { return leads_back_here(place_of(p)); }); peer >= 0) return peer;
+  if (const int peer = find([&](int p) { return hold_of(place_of(p)).has_value(); }); peer >= 0) return peer;
+  const int any = find([](int) { return true; });
+  return any >= 0 ? any : told;
+}
+
+/// Groups share their root's cell. Only one thread of a rank tells what it sleeps for in channel 0: the rank's own, or
+/// where there is none the first that came.
+bool Board::tells_of_its_sleep() const {
+  if (channel() != 0) return true;
+  std::atomic<std::int32_t>& teller = root_cell(rank(), channel()).teller;
+  const auto own = static_cast<std::int32_t>(::gettid());
+  if (const std::int32_t known = teller.load(std::memory_order_relaxed); known == own) return true;
+  else if (known != 0 && RankContext::current_or_null() == nullptr) return false;
+  teller.store(own, std::memory_order_relaxed);
+  return true;
 }
 
 std::vector<Hold> Board::read_circle() const {

@@ -59,6 +59,7 @@ struct alignas(64) RankCell {
   std::atomic<std::uint32_t> awaited{0};
   std::atomic<std::int64_t> awaited_since{0};
   std::atomic<std::int64_t> awaited_until{0};
+  std::atomic<std::int32_t> teller{0};  // the thread that tells it, by its system's number
   // There too: what the thread that comes to the calls of this channel does between them (wait_circle.h), and when
   // another thread of the rank, which sleeps in a call, has found it so.
   std::atomic<std::uint64_t> between{0};
