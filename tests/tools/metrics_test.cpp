@@ -12,6 +12,7 @@
 #include "tests/support/temp_dir.h"
 #include "tools/cli/capture_notice.h"
 #include "tools/cli/progress.h"
+#include "tools/train/exit_status.h"
 #include "tools/train/version.h"
 
 namespace sherd {
@@ -113,7 +114,7 @@ std::string line_of(int step) { return fmt::format("{{\"step\":{},\"loss\":1.5}}
 
 TEST(Metrics, LinesAreInTheFileAtOnce) {
   const TempDir dir;
-  const std::string path = dir.write("m.jsonl", "old\n");
+  const std::string path = dir.write("m.jsonl", kHeader + "\n" + line_of(7) + "\n");
   MetricsFile file(path, kHeader, 0);
   EXPECT_EQ(dir.read("m.jsonl"), kHeader + "\n");
   file.write(line_of(1));
@@ -133,8 +134,44 @@ TEST(Metrics, AResumedRunContinuesItsFile) {
   std::filesystem::remove(dir / "m.jsonl");
   MetricsFile(dir / "m.jsonl", kHeader, 2).write(line_of(3));
   EXPECT_EQ(dir.read("m.jsonl"), kHeader + "\n" + line_of(3) + "\n") << "a file of its own";
-  MetricsFile(dir.write("m.jsonl", "no metrics\n"), kHeader, 2).write(line_of(3));
-  EXPECT_EQ(dir.read("m.jsonl"), kHeader + "\n" + line_of(3) + "\n");
+  MetricsFile(dir.write("m.jsonl", kHeader.substr(0, 5)), kHeader, 2).write(line_of(3));
+  EXPECT_EQ(dir.read("m.jsonl"), kHeader + "\n" + line_of(3) + "\n") << "killed within its header";
+}
+
+TEST(Metrics, WhatIsNoMetricsFileStays) {
+  const TempDir dir;
+  EXPECT_TRUE(header_line(TrainConfig(), 1).starts_with(kMetricsBeginning));
+  for (const char* text : {"no metrics\n", "{\"conf", "{\"config\"x", "\n"})
+    for (const std::int64_t step : {0, 2}) {
+      const std::string path = dir.write("m.jsonl", text);
+      const bool may_be_one = kMetricsBeginning.starts_with(text);
+      if (may_be_one) MetricsFile(path, kHeader, step);
+      else expect_error([&] { MetricsFile(path, kHeader, step); }, {"m.jsonl", "something else", "another file"});
+      EXPECT_EQ(dir.read("m.jsonl"), may_be_one ? kHeader + "\n" : text);
+    }
+}
+
+TEST(OutputFiles, OneFileUnderTwoNamesIsRefused) {
+  const TempDir dir;
+  const std::string text = dir.write("text", "a text\n");
+  std::filesystem::create_symlink(text, dir / "link");
+  std::filesystem::create_hard_link(text, dir / "hard");
+  const auto refused = [&](const std::string& data, const std::string& metrics, const std::string& trace) {
+    const FileOfKey read[] = {{"data", data}}, written[] = {{"metrics", metrics}, {"trace", trace}};
+    try {
+      check_apart(read, written);
+    } catch (const ExitError& error) { return error.status() == kUsage; }
+    return false;
+  };
+  for (const char* name : {"text", "link", "hard", "./text", "../"})
+    EXPECT_EQ(refused(text, dir / name, ""), std::string_view(name) != "../") << name;
+  EXPECT_TRUE(refused(text, "", dir / "link"));
+  EXPECT_TRUE(refused(text, dir / "new", dir / "./new")) << "one that is not there yet";
+  EXPECT_TRUE(refused(dir / "new", dir / "new", ""));
+  EXPECT_FALSE(refused(text, dir / "new", dir / "newer"));
+  EXPECT_FALSE(refused(text, dir / "new", text + "/new"));
+  EXPECT_FALSE(refused(text, "/dev/null", "/dev/null")) << "a device";
+  EXPECT_FALSE(refused("", "", ""));
 }
 
 TEST(Metrics, ASecondRunIsRefusedAndTheLinesOfTheFirstStay) {

@@ -8,6 +8,7 @@
 
 #include "nn/module.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/exec/trace_json.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/trace_check.h"
 #include "tests/tools/program_test.h"
@@ -246,6 +247,18 @@ TEST_F(StepTraceTest, AFileThatCannotBeMadeIsAnErrorOnEveryRankBeforeTheFirstSte
     ++errors;
   });
   EXPECT_EQ(errors, 2);
+}
+
+TEST_F(StepTraceTest, WhatIsNoTraceStays) {
+  EXPECT_TRUE(trace_file({}, {}).starts_with(kTraceBeginning));
+  config_.trace = dir_.write("trace.json", "{\"mine\":1}");
+  run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    Trainer trainer(config_, group);
+    expect_error([&] { trainer.run([](const StepMetrics&) {}); }, {"trace.json", "something else", "another file"});
+  });
+  EXPECT_EQ(dir_.read("trace.json"), "{\"mine\":1}");
+  std::filesystem::remove(config_.trace);
+  for (int i = 0; i < 2; ++i) EXPECT_FALSE(trace_of(1).slices.empty()) << "an earlier trace is replaced";
 }
 
 TEST_F(StepTraceTest, ProcessesWriteOneFile) {

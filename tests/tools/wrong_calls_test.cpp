@@ -73,6 +73,12 @@ const std::vector<WrongCall> kWrongCalls = {
     {"train {config} --optimizer.min-lr 1", kUsage, {"optimizer.min_lr", "optimizer.lr = 0.01", "got 1"}},
     {"train {config} --model.width 33", kUsage, {"model.width = 33", "model.heads = 2"}},
     {"train {config} --save-every 5", kUsage, {"save_every = 5", "--save DIR"}},
+    {"train {config} --metrics {text}", kUsage, {"data = \"{text}\"", "metrics", "one file"}},
+    {"train {config} --trace {text}", kUsage, {"data = \"{text}\"", "trace", "one file"}},
+    {"train {config} --metrics {config}", kUsage, {"the config file = \"{config}\"", "one file"}},
+    {"train {config} --metrics {dir}/new --trace {dir}/new", kUsage, {"metrics", "trace", "one file"}},
+    {"train {config} --metrics {dir}/other.txt", kUsage, {"metrics file \"{dir}/other.txt\"", "something else"}},
+    {"train {config} --trace {dir}/other.txt", kUsage, {"trace file \"{dir}/other.txt\"", "something else"}},
     // ---- config files ----
     {"train nothing.toml", kFailed, {"\"nothing.toml\"", "No such file"}},
     {"train {text}", kUsage, {"{text}:1", "--data {text}"}},

@@ -16,6 +16,8 @@
 #include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/job_mesh.h"
+#include "tools/train/metrics.h"
+#include "tools/train/output_file.h"
 #include "tools/train/restart.h"
 #include "tools/train/saved_mesh.h"
 #include "tools/train/sharding.h"
@@ -401,6 +403,15 @@ void load_config_file(ConfigTable& table, const std::string& path) {
   }
 }
 
+/// Before anything is written: a slip would cost a text, or the config.
+void check_outputs(const TrainConfig& config, const CommandLine& line) {
+  const FileOfKey read[] = {{"data", config.data}, {"the config file", line.words.empty() ? "" : line.words[0]}};
+  const FileOfKey written[] = {{"metrics", config.metrics}, {"trace", config.trace}};
+  check_apart(read, written);
+  if (!config.metrics.empty()) check_replaceable(config.metrics, "metrics", kMetricsBeginning);
+  if (!config.trace.empty()) check_replaceable(config.trace, "trace", kTraceBeginning);
+}
+
 /// Empty if there is none.
 std::string problem_of(TrainConfig config) {
   try {
@@ -497,6 +508,7 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
     const bool is_of_file = !line.words.empty() && problem_of(of_file) == error.message();
     throw ExitError(kUsage, is_of_file ? fmt::format("{}: {}", line.words[0], error.message()) : error.message());
   }
+  if (rank.rank == 0) check_outputs(config, line);  // it writes them, perhaps before another one looks
   return config;
 }
 

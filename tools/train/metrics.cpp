@@ -120,6 +120,7 @@ std::string with_val_loss(const std::string& step_line, double val_loss) {
 
 MetricsFile::MetricsFile(std::string path, const std::string& header, std::int64_t first_step)
     : path_(std::move(path)) {
+  check_replaceable(path_, "metrics", kMetricsBeginning);
   file_ = open_output(path_, "metrics", OutputMode::own);
   std::error_code error;
   const bool is_file = std::filesystem::is_regular_file(path_, error);

@@ -64,14 +64,17 @@ std::string step_line(const StepMetrics& metrics);
 /// Such a line with the loss of an evaluation that was made later.
 std::string with_val_loss(const std::string& step_line, double val_loss);
 
+/// What every header begins with.
+inline constexpr std::string_view kMetricsBeginning = R"({"config":)";
+
 /// Writes lines to a file, each at once, so that the file can be followed and survives a crash.
 class MetricsFile {
  public:
-  /// A file of a run that starts anew (`first_step` 0): an existing one is replaced and begins with `header`. A run
-  /// that resumes after step `first_step` continues its file: lines of later steps, which a killed run may have left,
-  /// are dropped, so that the file is that of an uninterrupted run. Without such a file it begins like a new one.
-  /// A pipe may stand in place of a file, if somebody reads it. Throws Error naming the file, also while another
-  /// process writes it: before a line of that is touched.
+  /// A file of a run that starts anew (`first_step` 0): an existing one is replaced and begins with `header`. What is
+  /// no metrics file is ExitError of kUsage (check_replaceable()). A run that resumes after step `first_step` continues
+  /// its file: lines of later steps, which a killed run may have left, are dropped, so that the file is that of an
+  /// uninterrupted run. Without such a file it begins like a new one. A pipe may stand in place of a file, if somebody
+  /// reads it. Throws Error naming the file, also while another process writes it: before a line of that is touched.
   MetricsFile(std::string path, const std::string& header, std::int64_t first_step);
   /// Throws Error naming the file if it cannot be written (disk full).
   void write(const std::string& line);

@@ -2,6 +2,7 @@
 // Files that a run writes as it goes: metrics, traces.
 #include <cstdio>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -29,5 +30,18 @@ enum class OutputMode {
 /// as is what cannot be created, and what another process has as its own: FileIsTaken. Writing to a pipe later waits
 /// for its reader as ever.
 OutputFile open_output(const std::string& path, std::string_view what, OutputMode mode = OutputMode::replace);
+
+/// What is at `path` is lost when the `what` file is written there. Throws ExitError of kUsage if that is no earlier
+/// one: a regular file with a text in it that does not begin with `beginning`, or is a part of that, as of a run that
+/// was killed at once. Error naming the file if it cannot be read.
+void check_replaceable(const std::string& path, std::string_view what, std::string_view beginning);
+
+struct FileOfKey {
+  std::string_view key;
+  std::string path;  ///< empty: none
+};
+/// Throws ExitError of kUsage, naming both keys, if one of `written` is another of them or one of `read`: one file,
+/// under whatever name, or one place where there is none yet. Pipes and devices are anybody's.
+void check_apart(std::span<const FileOfKey> read, std::span<const FileOfKey> written);
 
 }  // namespace sherd

@@ -28,6 +28,7 @@ std::optional<std::int64_t> parse_step(std::string_view text) {
 }
 
 void write_text(const std::string& path, std::string_view text) {
+  check_replaceable(path, "trace", kTraceBeginning);
   const OutputFile file = open_output(path, "trace");
   const bool written =
       std::fwrite(text.data(), 1, text.size(), file.get()) == text.size() && std::fflush(file.get()) == 0;

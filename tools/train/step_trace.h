@@ -11,6 +11,9 @@
 
 namespace sherd {
 
+/// What every such file begins with.
+inline constexpr std::string_view kTraceBeginning = R"({"displayTimeUnit":)";
+
 /// Steps first..last, both included, counted from 1.
 struct StepRange {
   std::int64_t first = 1, last = 1;
@@ -26,7 +29,8 @@ StepRange traced_steps(std::string_view text, std::int64_t first_step, std::int6
 class StepTrace {
  public:
   /// `path` empty: nothing is ever recorded. Rank 0 creates the file now. Collective: Error on every rank if it cannot
-  /// be, or if the range lies outside steps first_step + 1 .. last_step.
+  /// be, if what is there is no trace (check_replaceable()), or if the range lies outside steps first_step + 1 ..
+  /// last_step.
   StepTrace(std::string path, std::string_view steps, std::int64_t first_step, std::int64_t last_step,
             ProcessGroup& group);
   ~StepTrace();
