@@ -11,6 +11,7 @@ const AdamWOptions& checked(const AdamWOptions& options) {
   check_decay_rate("AdamW: beta1", options.beta1);
   check_decay_rate("AdamW: beta2", options.beta2);
   check_not_negative("AdamW: eps", options.eps);
+  check_not_subnormal("AdamW: eps", options.eps);
   check_not_negative("AdamW: weight_decay", options.weight_decay);
   return options;
 }

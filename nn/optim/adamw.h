@@ -13,7 +13,7 @@ struct AdamWOptions {
 };
 
 /// Adam with decoupled weight decay (Loshchilov & Hutter, 2019), in PyTorch's order of operations. Error naming an
-/// option that is negative, not finite or, of betas, not below 1.
+/// option that is negative, not a finite f32 or, of betas, not below 1; or an eps above 0 that is no normal f32.
 class AdamW final : public Optimizer {
  public:
   AdamW(std::vector<Parameter*> parameters, const AdamWOptions& options = {});

@@ -12,6 +12,12 @@ void check_not_negative(std::string_view what, double value) {
         value);
 }
 
+void check_not_subnormal(std::string_view what, double value) {
+  constexpr double kLeast = std::numeric_limits<float>::min();
+  check(!(value > 0 && value < kLeast), "{} must be at least {:.8g}, the least normal f32, where it is above 0, got {}",
+        what, kLeast, value);
+}
+
 void check_decay_rate(std::string_view what, double value) {
   check(value >= 0 && value < 1, "{} must lie in [0, 1), got {}", what, value);
 }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "nn/optim/check_options.h"
 #include "nn/optim/clip.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
@@ -25,6 +26,7 @@ constexpr int kLongestInterval = 1 << 24;  // good steps are counted in f32
 void check_options(const LossScalerOptions& o) {
   check(o.init_scale > 0 && o.init_scale <= kLargest, "LossScaler: init_scale must be a positive f32, got {}",
         o.init_scale);
+  check_not_subnormal("LossScaler: init_scale", o.init_scale);
   check(o.growth_factor >= 1 && o.growth_factor <= kLargest, "LossScaler: growth_factor must be at least 1, got {}",
         o.growth_factor);
   check(o.backoff_factor > 0 && o.backoff_factor <= 1, "LossScaler: backoff_factor must lie in (0, 1], got {}",
@@ -33,6 +35,7 @@ void check_options(const LossScalerOptions& o) {
         "LossScaler: growth_interval must be from 1 to below {}, got {}", kLongestInterval, o.growth_interval);
   check(o.min_scale >= 0 && o.min_scale <= o.init_scale,
         "LossScaler: min_scale must be from 0 to init_scale = {}, got {}", o.init_scale, o.min_scale);
+  check_not_subnormal("LossScaler: min_scale", o.min_scale);
 }
 
 // State of the rank context.

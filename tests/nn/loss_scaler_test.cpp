@@ -177,6 +177,11 @@ TEST(LossScaler, TheScaledLossIsAtLeastF32) {
 TEST(LossScaler, OptionsOutOfRangeAreNamed) {
   expect_error([] { LossScaler({.init_scale = 0}); }, {"init_scale", "got 0"});
   expect_error([] { LossScaler({.init_scale = kInfinity}); }, {"init_scale", "inf"});
+  for (const double tiny : {1e-300, 1e-40}) {
+    const std::string got = fmt::format("got {}", tiny);
+    expect_error([&] { LossScaler({.init_scale = tiny, .min_scale = 0}); }, {"init_scale", "1.1754944e-38", got});
+    expect_error([&] { LossScaler({.min_scale = tiny}); }, {"min_scale", "1.1754944e-38", got});
+  }
   expect_error([] { LossScaler({.growth_factor = 0.5}); }, {"growth_factor", "0.5"});
   expect_error([] { LossScaler({.backoff_factor = 0}); }, {"backoff_factor", "got 0"});
   expect_error([] { LossScaler({.backoff_factor = 2}); }, {"backoff_factor", "got 2"});

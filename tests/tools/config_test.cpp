@@ -339,11 +339,19 @@ TEST(TrainConfig, RangesAreChecked) {
   refused({"--param-dtype", "i32"}, {"param_dtype", "f32, bf16, f16", "i32"});
   refused({"--reduce-dtype", "half"}, {"reduce_dtype", "half"});
   refused({"--loss-scale", "static"}, {"loss_scale", "auto, dynamic, none", "\"static\""});
-  for (const char* scale : {"0", "-1", "inf", "nan", "1e39", ""})
+  for (const char* scale : {"0", "-1", "inf", "nan", "1e39", "1e-38", "1e-300", ""})
     refused({"--loss-scale", scale}, {"loss_scale", "a positive number"});
   refused({"--param-dtype", "bf16", "--fully-shard", "false"}, {"param_dtype = bf16", "fully_shard"});
   refused({"--group", "nccl"}, {"group", "shm, thread"});
   refused({"--optimizer.lr", "nan"}, {"optimizer.lr"});
+  for (const char* key :
+       {"optimizer.lr", "optimizer.eps", "optimizer.weight_decay", "model.rope_theta", "model.init_std"})
+    for (const char* value : {"-1", "1e-50", "1e-38", "1e+39", "1e+300", "inf", "nan"})
+      refused({fmt::format("--{}={}", key, value)}, {key, "from 1.1754944e-38 to 3.4028235e+38", "got ", value});
+  for (const char* value : {"-1", "1e-50", "nan"}) {
+    refused({"--optimizer.clip", value}, {"optimizer.clip", "1.1754944e-38", "got "});
+    refused({"--model.norm-eps", value}, {"model.norm_eps", "1.1754944e-38", "got "});
+  }
   refused({"--optimizer.min-lr", "1"}, {"optimizer.min_lr", "0.002", "got 1"});
   refused({"--optimizer.beta2", "1"}, {"optimizer.beta2"});
   refused({"--memory-limit", "-1"}, {"memory_limit"});

@@ -55,6 +55,14 @@ constexpr std::int64_t kMostTokens = std::int64_t{1} << 28;  // of a step
 constexpr std::int64_t kMostWidth = std::int64_t{1} << 20;
 constexpr std::int64_t kMostLayers = 10'000;
 
+// What rows compute with: they would make 0 or infinity of it, and those of gradients that are 0 NaN.
+constexpr double kLeastF32 = std::numeric_limits<float>::min(), kMostF32 = std::numeric_limits<float>::max();
+
+void check_positive_f32(std::string_view key, double value) {
+  check(value >= kLeastF32 && value <= kMostF32, "{} must be positive, from {:.8g} to {:.8g} as f32 has them, got {}",
+        key, kLeastF32, kMostF32, value);
+}
+
 void check_divides(std::string_view key, std::int64_t value, std::string_view by_key, std::int64_t by) {
   check(value % by == 0, "{} = {} must be a multiple of {} = {}", key, value, by_key, by);
 }
@@ -330,22 +338,24 @@ void check_model(const TrainConfig::Model& m) {
   check(m.dropout >= 0 && m.dropout < 1, "model.dropout must be at least 0 and below 1, got {}", m.dropout);
   check(m.dropout == 0 || m.style == "gpt2", "model.dropout = {} is for gpt2 models; a llama model has none",
         m.dropout);
-  check(m.rope_theta > 0, "model.rope_theta must be positive, got {}", m.rope_theta);
-  check(m.norm_eps > 0 && m.norm_eps <= 1, "model.norm_eps must be above 0 and at most 1, got {}", m.norm_eps);
-  check(m.init_std > 0, "model.init_std must be positive, got {}", m.init_std);
+  check_positive_f32("model.rope_theta", m.rope_theta);
+  check(m.norm_eps >= kLeastF32 && m.norm_eps <= 1, "model.norm_eps must be from {:.8g} to 1, got {}", kLeastF32,
+        m.norm_eps);
+  check_positive_f32("model.init_std", m.init_std);
 }
 
 void check_optimizer(const TrainConfig::Optimizer& o) {
-  check(o.lr > 0, "optimizer.lr must be positive, got {}", o.lr);
+  check_positive_f32("optimizer.lr", o.lr);
   check(o.min_lr >= 0 && o.min_lr <= o.lr,
         "optimizer.min_lr must be from 0 to optimizer.lr = {}, or -1 for a tenth of that, got {}", o.lr, o.min_lr);
   check_ranges(
       {{"optimizer.warmup", o.warmup, 0, kMostSteps}, {"optimizer.decay_steps", o.decay_steps, 1, kMostSteps}});
   check(o.beta1 >= 0 && o.beta1 < 1, "optimizer.beta1 must be at least 0 and below 1, got {}", o.beta1);
   check(o.beta2 >= 0 && o.beta2 < 1, "optimizer.beta2 must be at least 0 and below 1, got {}", o.beta2);
-  check(o.eps > 0, "optimizer.eps must be positive, got {}", o.eps);
-  check(o.weight_decay >= 0, "optimizer.weight_decay must not be negative, got {}", o.weight_decay);
-  check(o.clip >= 0, "optimizer.clip must not be negative, got {}", o.clip);
+  check_positive_f32("optimizer.eps", o.eps);
+  if (o.weight_decay != 0) check_positive_f32("optimizer.weight_decay", o.weight_decay);
+  check(o.clip == 0 || o.clip >= kLeastF32, "optimizer.clip must be 0, or at least {:.8g} as f32 has it, got {}",
+        kLeastF32, o.clip);
 }
 
 // About one invocation, not about the run.
@@ -428,8 +438,10 @@ std::optional<nn::LossScalerOptions> loss_scaler_options(const TrainConfig& conf
   if (text == "none" || (text == "auto" && !has_f16)) return std::nullopt;
   if (text == "dynamic" || text == "auto") return nn::LossScalerOptions{};
   const std::optional<double> scale = number_of(text);
-  check(scale && *scale > 0 && *scale <= std::numeric_limits<float>::max(),
-        "loss_scale must be auto, dynamic, none or a positive number, got \"{}\"", text);
+  check(
+      scale && *scale >= kLeastF32 && *scale <= kMostF32,
+      "loss_scale must be auto, dynamic, none or a positive number, from {:.8g} to {:.8g} as f32 has them, got \"{}\"",
+      kLeastF32, kMostF32, text);
   return nn::LossScalerOptions::fixed(*scale);
 }
 
