@@ -18,6 +18,11 @@ namespace {
 constexpr std::int64_t kCharsPerMark = 512;
 constexpr std::int64_t kBlockBytes = std::int64_t{1} << 20;
 
+template <class... Args>
+void check_text(bool condition, fmt::format_string<Args...> format, Args&&... args) {
+  if (!condition) throw WrongText(fmt::format(format, std::forward<Args>(args)...));
+}
+
 /// Calls visit(code_point, offset in the run of bytes) for every character from `offset` on until it returns false or
 /// the data ends. Reads blocks of `block_bytes`.
 template <class Visit>
@@ -33,8 +38,9 @@ void for_each_char(const TextFiles& files, std::int64_t offset, std::int64_t blo
     while (!rest.empty()) {
       const DecodedChar c = decode_utf8(rest);
       if (c.cut_short && !last_of_file) break;  // the next block starts with this character
-      check(c.bytes > 0, "the data file \"{}\" is not valid UTF-8 at byte {}; use the vocabulary bytes for such data",
-            file.path, offset - file.begin);
+      check_text(c.bytes > 0,
+                 "the data file \"{}\" is not valid UTF-8 at byte {}; use the vocabulary bytes for such data",
+                 file.path, offset - file.begin);
       if (!visit(c.code_point, offset)) return;
       rest.remove_prefix(c.bytes);
       offset += static_cast<std::int64_t>(c.bytes);
@@ -65,10 +71,10 @@ void TokenData::index_characters(const Vocabulary* known) {
   for_each_char(files_, 0, kBlockBytes, [&](std::uint32_t code_point, std::int64_t offset) {
     if (known != nullptr && known->token(code_point) < 0) {
       const TextFiles::File& file = files_.file_at(offset);
-      fail(
-          "the data file \"{}\" holds {} at byte {}, which is not among the {} characters that the model "
-          "knows; leave it out of the text, or train a model of its own on that",
-          file.path, describe_char(code_point), offset - file.begin, known->size());
+      throw WrongText(
+          fmt::format("the data file \"{}\" holds {} at byte {}, which is not among the {} characters that the model "
+                      "knows; leave it out of the text, or train a model of its own on that",
+                      file.path, describe_char(code_point), offset - file.begin, known->size()));
     }
     if (count % kCharsPerMark == 0) marks_.push_back(offset);
     seen[code_point] = true;
@@ -123,10 +129,11 @@ void TokenData::read_chars(std::int64_t position, std::span<std::int32_t> out) c
 
 void TokenData::check_sequence(std::int64_t sequence) const {
   const auto check_part = [&](const char* part, std::int64_t tokens) {
-    check(tokens > sequence,
-          "a sequence of {} tokens and the one after it do not fit the {} part of \"{}\", which has {} of {} tokens; "
-          "use a shorter sequence or more data",
-          sequence, part, files_.path(), tokens, num_tokens_);
+    check_text(
+        tokens > sequence,
+        "a sequence of {} tokens and the one after it do not fit the {} part of \"{}\", which has {} of {} tokens; "
+        "use a shorter sequence or more data",
+        sequence, part, files_.path(), tokens, num_tokens_);
   };
   check(sequence >= 1, "a sequence has at least 1 token, not {}", sequence);
   check_part("training", num_train());

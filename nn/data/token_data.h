@@ -13,16 +13,23 @@
 
 #include "nn/data/text_files.h"
 #include "nn/data/vocabulary.h"
+#include "runtime/tensor/error.h"
 
 namespace sherd {
+
+/// The text is not one for what is asked: it has characters that the vocabulary lacks, is no UTF-8, or is too short.
+class WrongText : public Error {
+ public:
+  using Error::Error;
+};
 
 class TokenData {
  public:
   /// Opens a file or folder (see TextFiles::open). `chars` reads the data once to find its characters; `bytes` reads
-  /// nothing yet. Throws Error naming the file and offset of invalid UTF-8.
+  /// nothing yet. Throws WrongText naming the file and offset of invalid UTF-8.
   static TokenData open(const std::string& path, Vocabulary::Kind kind) { return open(TextFiles::open(path), kind); }
   static TokenData open(TextFiles files, Vocabulary::Kind kind);
-  /// With a given vocabulary (of a checkpoint); a character outside it is an Error naming it, file and offset.
+  /// With a given vocabulary (of a checkpoint); a character outside it is a WrongText naming it, file and offset.
   static TokenData open(const std::string& path, const Vocabulary& vocabulary) {
     return open(TextFiles::open(path), vocabulary);
   }
@@ -38,7 +45,7 @@ class TokenData {
   /// Reads tokens position .. position + out.size(). Throws Error if they do not exist or a file shrank.
   void read(std::int64_t position, std::span<std::int32_t> out) const;
 
-  /// Throws Error unless both parts can hold a window: `sequence` inputs and the token after them.
+  /// Throws WrongText unless both parts can hold a window: `sequence` inputs and the token after them.
   void check_sequence(std::int64_t sequence) const;
 
   /// Sample `sample` of the global batch of `step`: a window of the training part, drawn with replacement. `window`

@@ -96,7 +96,7 @@ TEST_F(RunText, IdsOfAModelThatDoesNotTellAreNotMadeUp) {
 TEST_F(RunText, TheFirstLineSaysWhatIdsMeanThatWereAskedFor) {
   dir_.write("tiny.toml", fmt::format("data = \"{}\"\nsteps = 1\nbatch = 2\n", data_));
   const ProgramEnd refused = train(2, {"--init-from", gpt2_});
-  EXPECT_EQ(refused.status, kFailed);
+  EXPECT_EQ(refused.status, kUsage);
   expect_within(refused.err, {"67 tokens", "--vocabulary bytes"});
   const ProgramEnd end = train(1, {"--init-from", gpt2_, "--vocabulary", "chars"});
   EXPECT_EQ(end.status, kDone) << end.err;

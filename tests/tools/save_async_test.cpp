@@ -163,7 +163,7 @@ TEST_F(SaveAsync, ProgramsTellWhatSavesHaveCost) {
   EXPECT_GE(beside, 3) << "the step after each save but the last";
   expect_within(train(1, {"--save-async", "true"}).err, {"save_async", "--save DIR"});
   const ProgramEnd limited = train(1, {"--save", dir_ / "small", "--save-async", "true", "--memory-limit", "130000"});
-  EXPECT_EQ(limited.status, 1);
+  EXPECT_EQ(limited.status, kUsage);
 }
 
 // The memory for copies is in the account, and in the prediction of a run's peak.

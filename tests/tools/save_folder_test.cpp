@@ -89,7 +89,7 @@ TEST_F(SaveFolder, ARerunIsRefusedAndLosesNothing) {
   const std::string run = run_at(5);
   refused(config_, {folder_, "holds the saves of a run, the newest of step 5", "--resume " + folder_, "--overwrite"});
   const ProgramEnd end = train(2, {"--save", folder_});
-  EXPECT_EQ(end.status, 1);
+  EXPECT_EQ(end.status, kUsage);
   expect_within(end.err, {"holds the saves of a run", "--overwrite"});
   config_.overwrite = true;
   config_.steps = 2;

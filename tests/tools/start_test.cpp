@@ -67,15 +67,52 @@ TEST_F(Start, RanksOfSeveralHostsAreRefusedOnEachBeforeAnyWaitsForAnother) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30)) << "half of any deadline";
 }
 
+struct WrongOnRanks {
+  int ranks;
+  std::vector<std::string> flags;
+  std::vector<std::string_view> says;
+};
+
 TEST_F(Start, AValueThatOnlyTheRanksShowToBeWrongIsNotTriedAgain) {
-  for (const auto& [flag, value, says] : {std::tuple("--batch", "5", "batch = 5 does not divide into 2 ranks"),
-                                          {"--mesh", "dp=3", "mesh = \"dp=3\" is for 3 ranks, this run has 2"}}) {
-    const ProgramEnd end = sherd({"run", "-n", "2", "--restarts", "3", "--backoff", "0", "--", SHERD_PROGRAM, "train",
-                                  config_file_, flag, value});
-    EXPECT_EQ(end.status, kUsage);
-    expect_within(end.err, {says});
+  const std::string save = dir_ / "save", other = dir_.write("other.txt", tiny_text() + "ok");
+  ASSERT_EQ(train(1, {"--steps", "1", "--save", save}).status, kDone);
+  const std::vector<WrongOnRanks> rows{
+      {2, {"--batch", "5"}, {"batch = 5 does not divide into 2 ranks"}},
+      {2, {"--mesh", "dp=3"}, {"mesh = \"dp=3\" is for 3 ranks, this run has 2"}},
+      {2, {"--mesh", "tp=2", "--model.heads", "1"}, {"heads"}},
+      {3, {"--mesh", "tp=3"}, {"tp"}},
+      {4, {"--reshard-after-forward", "3"}, {"reshard_after_forward", "3"}},
+      {2, {"--fully-shard", "false"}, {"fully_shard = false on 2 ranks"}},
+      {2, {"--model.vocabulary", "10"}, {"10", "29"}},
+      {2, {"--model.sequence", "400000"}, {"a sequence of 400000 tokens"}},
+      {2, {"--device", "cuda"}, {"device = cuda on 2 ranks"}},
+      {2, {"--init-from", save, "--model.width", "32"}, {"model.width = 32"}},
+      {2, {"--init-from", save, "--vocabulary", "bytes"}, {"vocabulary = bytes"}},
+      {2, {"--init-from", save, "--data", dir_.write("hash.txt", tiny_text() + "#")}, {"'#'"}},
+      {2, {"--resume", save, "--data", other}, {"not what the checkpoint was trained on"}},
+      {2, {"--resume", dir_ / "nothing"}, {"no checkpoint", "nothing"}},
+      {2, {"--save", save}, {"holds the saves of a run", "--overwrite"}},
+      {2, {"--memory-limit", "10000"}, {"out of memory", "the limit is 10 KB"}},
+  };
+  for (const WrongOnRanks& row : rows) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(row.flags, " ")));
+    std::vector<std::string> words{
+        "run",   "-n",        std::to_string(row.ranks), "--restarts", "3", "--backoff", "0", "--", SHERD_PROGRAM,
+        "train", config_file_};
+    words.insert(words.end(), row.flags.begin(), row.flags.end());
+    const ProgramEnd end = sherd(words);
+    EXPECT_EQ(end.status, kUsage) << end.err;
+    for (const std::string_view part : row.says) expect_within(end.err, {part});
     EXPECT_EQ(end.err.find("restart"), end.err.npos) << end.err;
   }
+}
+
+// A file that is not there may be there the next time.
+TEST_F(Start, DataThatCannotBeReadIsTriedAgain) {
+  const ProgramEnd end = sherd({"run", "-n", "2", "--restarts", "1", "--backoff", "0", "--", SHERD_PROGRAM, "train",
+                                config_file_, "--data", dir_ / "nothing.txt"});
+  EXPECT_EQ(end.status, kFailed) << end.err;
+  expect_within(end.err, {"restart"});
 }
 
 TEST_F(Start, RanksThatNobodyHasNumberedDoNotTrainAlone) {

@@ -143,15 +143,26 @@ int train_with(Trainer& trainer, const TrainConfig& config) {
   return summary.stopped_by == 0 ? kDone : kStoppedAndSaved;
 }
 
+// A limit that leaves no room for the model leaves none at the next start.
+void build(std::optional<Trainer>& trainer, const TrainConfig& config, const std::shared_ptr<ProcessGroup>& group) {
+  try {
+    trainer.emplace(config, group);
+  } catch (const OutOfMemory& error) {
+    if (config.memory_limit == 0) throw;
+    throw ExitError(kUsage, error.what());
+  }
+}
+
 /// Returns the exit status.
 int train_rank(TrainConfig config, const std::shared_ptr<ProcessGroup>& group) {
   set_world_group(group);
   try {
     take_share_of_cpus(*group, config, true);
-    Trainer trainer(config, group);
+    std::optional<Trainer> trainer;
+    build(trainer, config, group);
     std::optional<StopSignals> signals;
     if (notes_signals(config)) signals.emplace();
-    return train_with(trainer, config);
+    return train_with(*trainer, config);
   } catch (const std::exception& error) {
     group->abort(error.what());  // peers stop waiting at once and quote the reason
     throw;

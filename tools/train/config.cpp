@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "nn/checkpoint/folders.h"
+#include "nn/checkpoint/saves.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/os/allowed_cpus.h"
 #include "runtime/tensor/error.h"
@@ -487,6 +488,7 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   apply_flags(table, line);
   const ConfigTable given = table;
   const RankInfo rank = discover_rank();
+  const std::string asked = config.resume;
   const auto go_on = [&] {
     const std::string place = saves_of_earlier_start(config, rank);
     if (place.empty()) return;
@@ -494,6 +496,9 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
     config.init_from.clear();
   };
   go_on();
+  // A later start may find a disk gone that was there in the first one.
+  if (!asked.empty() && config.resume == asked && rank.restart == 0 && list_saves(asked).empty())
+    as_usage([&] { newest_save(asked); });
   // A run that resumes has the model of its checkpoint, whatever the first one of its kind started from.
   std::optional<TrainConfig> saved;
   if (!config.resume.empty()) {

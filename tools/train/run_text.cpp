@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "nn/data/not_text.h"
-#include "runtime/tensor/error.h"
+#include "tools/train/exit_status.h"
 
 namespace sherd {
 
@@ -11,13 +11,13 @@ namespace {
 
 void check_same_vocabulary(const TrainConfig& config, const Weights& initial) {
   const std::string_view kind = name(initial.vocabulary()->kind());
-  check(config.vocabulary == "auto" || config.vocabulary == kind,
-        "vocabulary = {}, but the weights in {} are for {}; leave the key out to take theirs", config.vocabulary,
-        config.init_from, kind);
+  check_usage(config.vocabulary == "auto" || config.vocabulary == kind,
+              "vocabulary = {}, but the weights in {} are for {}; leave the key out to take theirs", config.vocabulary,
+              config.init_from, kind);
 }
 
 void check_meaning(const TrainConfig& config, const Weights& initial, const Vocabulary& vocabulary) {
-  check(
+  check_usage(
       config.vocabulary != "auto" || initial.model().vocabulary == vocabulary.size(),
       "init_from = {} has a vocabulary of {} tokens, and what text they stand for is not known here: the data's {} {} "
       "would be trained as ids that mean other text to it; start from a save of sherd train, or pass --vocabulary "

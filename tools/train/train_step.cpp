@@ -12,6 +12,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/ops.h"
 #include "tools/train/activation_flag.h"
+#include "tools/train/exit_status.h"
 #include "tools/train/model_factory.h"
 #include "tools/train/offload_flag.h"
 #include "tools/train/sharding.h"
@@ -39,6 +40,26 @@ nn::CosineSchedule schedule_of(const TrainConfig& config) {
 TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device device, std::int64_t data_vocabulary,
                      const TrainStepOptions& options)
     : config_(config), mesh_(mesh), options_(options) {
+  as_usage([&] { plan(device, data_vocabulary); });
+  const nn::Seed seed{static_cast<std::uint64_t>(config_.seed)};
+  if (options_.draws) model_->materialize(seed, device);
+  else model_->allocate(device);
+  optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(), adamw_options(config_.optimizer));
+  if (const OffloadChoice offload = parse_offload(config_.offload, config_.offload_keep); offload.optimizer)
+    optimizer_->offload(offload_options(offload, device, config_.memory_limit));
+  if (const ActivationChoice saved = parse_offload_activations(config_.offload_activations); saved.of_blocks)
+    nn::offload_activations(*model_, activation_options(saved, device, config_.memory_limit));
+  if (const auto scaling = loss_scaler_options(config_)) scaler_.emplace(*scaling);
+  schedule_ = schedule_of(config_);
+  if (!config_.compile) return;
+  const CompileOptions captured{.group = mesh_.group()};
+  compiled_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return run(in); }, captured);
+  compiled_evaluation_ =
+      std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return evaluation(in); }, captured);
+}
+
+// All that a wrong value can show in: the model has no memory yet, and no file and no device is touched.
+void TrainStep::plan(Device device, std::int64_t data_vocabulary) {
   resolve(config_);
   check(config_.fully_shard || mesh_.num_data_ranks() == 1,
         "fully_shard = false on {0} ranks would train {0} separate models; pass --fully-shard true, and --strategy "
@@ -51,27 +72,12 @@ TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device devi
         "ranks agree before each update on the host, with metrics and without offload; device = {}, metrics {}, "
         "offload = {}",
         config_.device, options_.metrics ? "on" : "off", config_.offload);
-  const nn::Seed seed{static_cast<std::uint64_t>(config_.seed)};
   nn::set_batch_part(options_.batch_part);
-  nn::set_seed(seed);
+  nn::set_seed({static_cast<std::uint64_t>(config_.seed)});
   nn::set_step(0);
   const nn::LanguageModelConfig architecture = model_config(config_.model, data_vocabulary);
   model_ = nn::make_language_model(architecture);
   shard(architecture);
-  if (options_.draws) model_->materialize(seed, device);
-  else model_->allocate(device);
-  optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(), adamw_options(o));
-  if (const OffloadChoice offload = parse_offload(config_.offload, config_.offload_keep); offload.optimizer)
-    optimizer_->offload(offload_options(offload, device, config_.memory_limit));
-  if (const ActivationChoice saved = parse_offload_activations(config_.offload_activations); saved.of_blocks)
-    nn::offload_activations(*model_, activation_options(saved, device, config_.memory_limit));
-  if (const auto scaling = loss_scaler_options(config_)) scaler_.emplace(*scaling);
-  schedule_ = schedule_of(config_);
-  if (!config_.compile) return;
-  const CompileOptions captured{.group = mesh_.group()};
-  compiled_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return run(in); }, captured);
-  compiled_evaluation_ =
-      std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return evaluation(in); }, captured);
 }
 
 // Tensor parallelism shards matrices before fully_shard shards what each rank has of them.

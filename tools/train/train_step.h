@@ -58,8 +58,8 @@ class TrainStep {
   /// matrices over mesh.tensor(), then all parameters over mesh.data(); draws the initial values on `device`, the same
   /// bits on any mesh (unless options.draws is off); and makes AdamW for it. Sets the rank's seed and step of random
   /// numbers. All ranks of the mesh make one, but without communication.
-  /// Throws Error, the same on every rank: those of resolve(), a vocabulary that is too small, heads that do not divide
-  /// by tp, ranks that would train models of their own.
+  /// Throws ExitError of kUsage, the same on every rank: what resolve() refuses, a vocabulary that is too small, heads
+  /// that do not divide by tp, ranks that would train models of their own.
   TrainStep(const TrainConfig& config, const JobMesh& mesh, Device device, std::int64_t data_vocabulary,
             const TrainStepOptions& options = {});
   TrainStep(const TrainStep&) = delete;
@@ -100,6 +100,7 @@ class TrainStep {
   nn::LossScaler* scaler() { return scaler_ ? &*scaler_ : nullptr; }
 
  private:
+  void plan(Device device, std::int64_t data_vocabulary);
   bool steps_in_backward() const;
   Tensor micro_batches(const Tensor& tokens, const Tensor& targets, bool steps_in_backward);
   void shard(const nn::LanguageModelConfig& architecture);

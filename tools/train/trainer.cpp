@@ -74,9 +74,32 @@ void Trainer::open_group() {
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(config_.deadline)));
   retention_.keep = static_cast<int>(config_.keep);
   retention_.keep_every = config_.keep_every;
-  together(*group_, [&] { device_ = open_device(config_.device, group_->size(), config_.memory_limit); });
+  as_usage(
+      [&] { together(*group_, [&] { device_ = open_device(config_.device, group_->size(), config_.memory_limit); }); });
   as_usage([&] { mesh_.emplace(config_.mesh, group_, config_.link); });  // its groups have the deadline of this one
   if (group_->size() > 1) RankContext::current().rank_text = mesh_->rank_text();
+}
+
+// A file that cannot be read, or a save that is damaged, may be whole at the next start; a wrong value is not.
+void Trainer::look_together(const std::function<void()>& work) {
+  bool is_wrong = false;
+  try {
+    together(*group_, [&] {
+      try {
+        work();
+      } catch (const ExitError& error) {
+        is_wrong = error.status() == kUsage;
+        throw;
+      } catch (const WrongText&) {
+        is_wrong = true;
+        throw;
+      }
+    });
+  } catch (const CommError&) { throw; } catch (const Error& error) {
+    const std::vector<std::string> wrong = gather_text(*group_, is_wrong ? "wrong" : "");
+    if (std::ranges::all_of(wrong, &std::string::empty)) throw;
+    throw ExitError(kUsage, error.message());
+  }
 }
 
 void Trainer::agree_on_config() {
@@ -119,12 +142,12 @@ void Trainer::open_data() {
   }
   if (!resumed_ && !config_.init_from.empty()) open_initial();
   std::optional<TrainConfig> saved;
-  together(*group_, [&] {
+  look_together([&] {
     if (!resumed_) return;
     saved = train_config_from_toml(resumed_->manifest().config, config_.resume);
-    check(!resumed_->manifest().vocabulary.empty(),
-          "resume from {}: it holds weights that were converted, and no run; begin one on them by --init-from {}",
-          config_.resume, config_.resume);
+    check_usage(!resumed_->manifest().vocabulary.empty(),
+                "resume from {}: it holds weights that were converted, and no run; begin one on them by --init-from {}",
+                config_.resume, config_.resume);
     if (config_.vocabulary == "auto") config_.vocabulary = saved->vocabulary;
   });
   as_usage([&] {
@@ -133,7 +156,7 @@ void Trainer::open_data() {
       if (resumed_) check_recipe_of(resumed_->manifest());
     });
   });
-  together(*group_, [&] {
+  look_together([&] {
     if (resumed_) {
       say_what_changes(*saved);
       data_ = std::make_shared<TokenData>(
@@ -144,7 +167,7 @@ void Trainer::open_data() {
     data_->check_sequence(config_.model.sequence);
   });
   agree_on_data();
-  if (resumed_) check_data_of(resumed_->manifest());
+  if (resumed_) as_usage([&] { check_data_of(resumed_->manifest()); });
 }
 
 // Of ranks that see the same files of one host the first reads them for all.
@@ -181,7 +204,7 @@ void Trainer::compare_data() {
 
 void Trainer::open_initial() {
   initial_ = std::make_unique<Weights>(config_.init_from, *group_);
-  initial_->check_fits(config_.model);
+  as_usage([&] { initial_->check_fits(config_.model); });
 }
 
 void Trainer::build() {

@@ -51,7 +51,8 @@ class Trainer {
   /// `sherd train` that shares the CPUs of a host among ranks). Collective over `group`. Throws
   /// Error, on every rank: ranks with different configs, those of resolve(), a hybrid strategy without replicas
   /// (mesh_with_replicas()), a batch that does not divide by the ranks, data that cannot be read, a checkpoint that
-  /// does not fit, a folder that holds another run's saves, a device that is not there.
+  /// does not fit, a folder that holds another run's saves, a device that is not there. An
+  /// ExitError of kUsage but where a file cannot be read or is damaged, which the next start may find whole.
   Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group);
   /// Of a run that outlives replicas: `config` is that of the group, whose mesh has those that are left. Ranks without
   /// the state are given it by a replica that has it. Error, on every rank, if none has it whole.
@@ -124,6 +125,9 @@ class Trainer {
   }
 
  private:
+  /// together(), for what reads files: on every rank an Error, or an ExitError of kUsage if on one of them a value was
+  /// wrong.
+  void look_together(const std::function<void()>& work);
   void agree_on_config();
   void start();
   void open_group();

@@ -78,7 +78,7 @@ void Trainer::say_what_changes(const TrainConfig& saved) {
 // Before anything is computed: a run that could not save, or would remove what another one has saved, does not start.
 void Trainer::claim_save_folder() {
   namespace fs = std::filesystem;
-  together(*group_, [&] {
+  look_together([&] {
     if (group_->rank() != 0) return;
     if (place_ && place_->goes_on) return lock_after_another_rank();
     if (resumed_) run_ = resumed_->manifest().run;
@@ -95,13 +95,13 @@ void Trainer::claim_save_folder() {
     if (config_.overwrite) return;
     const std::string holds =
         fmt::format("\"{}\" holds the saves of a run, the newest of step {}", config_.save, saves.front().step);
-    check(goes_on_here, "{}. Go on with it by --resume {}, replace it by --overwrite, or save to another folder", holds,
-          config_.save);
+    check_usage(goes_on_here, "{}. Go on with it by --resume {}, replace it by --overwrite, or save to another folder",
+                holds, config_.save);
     // Newer ones that were passed over are damaged.
-    check(fs::equivalent(config_.resume, config_.save, ignored) || saves.front().folder == resumed_->dir() ||
-              fs::equivalent(saves.front().folder, resumed_->dir(), ignored),
-          "{}; this run goes back to step {}. Drop the later ones by --overwrite, or save to another folder", holds,
-          resumed_->manifest().step);
+    check_usage(fs::equivalent(config_.resume, config_.save, ignored) || saves.front().folder == resumed_->dir() ||
+                    fs::equivalent(saves.front().folder, resumed_->dir(), ignored),
+                "{}; this run goes back to step {}. Drop the later ones by --overwrite, or save to another folder",
+                holds, resumed_->manifest().step);
   });
 }
 
