@@ -184,11 +184,11 @@ TEST_F(PredictedPeakTest, IsTheLeastLimit) {
   expect_least_limit(llama_, 2);
   llama_.compile = false;
   llama_.recompute = "full";
-  llama_.batch = 48;  // an evaluation takes it at once
+  llama_.batch = 48;  // of which an evaluation takes no more at once than a step
   llama_.accumulate = 24;
   llama_.model.layers = 1;
   expect_least_limit(llama_, 2);
-  EXPECT_EQ(predict_peak(llama_, 0, 2, kTinyVocabulary).when, "evaluation");
+  EXPECT_EQ(predict_peak(llama_, 0, 2, kTinyVocabulary).when, "step 2");
 }
 
 TEST_F(PredictedPeakTest, LeavesTheRankThatAsksAsItWas) {

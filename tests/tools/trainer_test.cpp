@@ -325,6 +325,53 @@ TEST_F(TrainerTest, EvaluationIsTheMeanOverAllWindowsOnAnyNumberOfRanks) {
   }
 }
 
+TEST_F(TrainerTest, EvaluationIsByMicroBatchesWithTheSameMean) {
+  gpt_.eval_batches = 0;
+  for (const int ranks : {1, 2}) {
+    double whole = 0;
+    std::int64_t whole_peak = 0;
+    for (const std::int64_t accumulate : {1, 3, 6}) {
+      gpt_.accumulate = accumulate;
+      run_ranks(ranks, [&](const Group& group) {
+        Trainer trainer(gpt_, group);
+        Accounting& memory = RankContext::current().allocator().accounting();
+        trainer.evaluate();
+        memory.reset_peaks();
+        const std::int64_t held = memory.total();
+        const double value = trainer.evaluate();
+        if (group->rank() != 0) return;
+        const std::int64_t peak = memory.total_peak() - held;
+        if (accumulate == 1) {
+          whole = value;
+          whole_peak = peak;
+        }
+        EXPECT_NEAR(value, whole, 1e-6 * whole) << accumulate << " micro-batches on " << ranks << " ranks";
+        EXPECT_TRUE(accumulate < 6 || peak < 2 * whole_peak / 3) << peak << " bytes of " << whole_peak;
+      });
+    }
+  }
+}
+
+TEST_F(TrainerTest, WhatAnEvaluationHoldsCountsForItsStep) {
+  gpt_.steps = 2;
+  gpt_.eval_every = 0;
+  run_ranks(2, [&](const Group& group) {
+    constexpr std::int64_t kElements = 1 << 20;  // more than all of the run
+    Trainer trainer(gpt_, group);
+    std::vector<std::int64_t> peaks;
+    const TrainSummary summary = trainer.run([&](const StepMetrics& m) { peaks.push_back(m.memory_peak_bytes); },
+                                             [&] {
+                                               if (trainer.updates() == gpt_.steps)
+                                                 Tensor::empty({kElements}, DType::f32);
+                                               return 0;
+                                             });
+    ASSERT_EQ(peaks.size(), 2u);
+    EXPECT_LT(peaks[0], 4 * kElements);
+    EXPECT_GE(peaks[1], 4 * kElements);
+    EXPECT_GE(std::ranges::max(summary.peak_bytes), 4 * kElements);
+  });
+}
+
 TEST_F(TrainerTest, EvaluationWithFewerWindowsThanRanks) {
   gpt_.model.sequence = 210;  // 481 validation tokens: two windows
   std::vector<double> values;

@@ -26,8 +26,8 @@ struct StepMetrics {
   double exposed_skew_seconds = 0;     ///< for their transfers; this is the first part
   std::optional<double> loss_scale;    ///< of this step, if the loss is scaled
   std::int64_t skipped_steps = 0;      ///< without an update, this one and those before a resume included
-  CategoryBytes memory_bytes{};        ///< the most of each category within the step; their moments differ
-  std::int64_t memory_peak_bytes = 0;  ///< the most of all together
+  CategoryBytes memory_bytes{};        ///< the most of each category within the step and its evaluation
+  std::int64_t memory_peak_bytes = 0;  ///< the most of all together; moments differ
   std::optional<double> val_loss;      ///< of steps with an evaluation
   /// Where updates are to be captured: whether this one was a replay, and why: "recorded: there is no graph yet".
   struct Captured {

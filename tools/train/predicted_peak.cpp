@@ -67,26 +67,26 @@ class Prediction {
     predicted_.held = memory_.accounting().current();
     if (options_.evaluates) {
       memory_.accounting().reset_peaks();
-      evaluate();
+      for (std::int64_t i = 0; i < std::min<std::int64_t>(config_.accumulate, 2); ++i) evaluate();
+      count_peak();
       note("evaluation");
       update("a step after an evaluation");  // which may leave parameters gathered
     }
     return std::move(predicted_);
   }
 
-  // Tokens or targets: i32 [B, T]
-  Tensor batch() const { return Tensor::empty({local_batch_, config_.model.sequence}, DType::i32, device_); }
+  // Tokens or targets: i32 [rows, T]
+  Tensor batch(std::int64_t rows) const { return Tensor::empty({rows, config_.model.sequence}, DType::i32, device_); }
 
   void update(std::string when) {
     memory_.accounting().reset_peaks();
     {
       step_->set_step(updates_);
-      const Tensor tokens = batch(), targets = batch();
+      const Tensor tokens = batch(local_batch_), targets = batch(local_batch_);
       const TrainStep::Result result = step_->update(tokens, targets);
     }
     note(std::move(when));
-    for (std::size_t c = 0; c < kNumCategories; ++c)
-      predicted_.peak[c] = std::max(predicted_.peak[c], memory_.accounting().peak()[c]);
+    count_peak();
     ++updates_;
     if (options_.observe) options_.observe(*step_, updates_);
   }
@@ -94,8 +94,14 @@ class Prediction {
   void evaluate() {
     const GradMode off(false);
     step_->model().train(false);
-    const Tensor loss = step_->model()(batch(), batch()).local();
+    const std::int64_t micro = local_batch_ / config_.accumulate;
+    const Tensor loss = step_->model()(batch(micro), batch(micro)).local();
     step_->model().train(true);
+  }
+
+  void count_peak() {
+    for (std::size_t c = 0; c < kNumCategories; ++c)
+      predicted_.peak[c] = std::max(predicted_.peak[c], memory_.accounting().peak()[c]);
   }
 
   void note(std::string when) {

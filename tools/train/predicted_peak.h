@@ -14,7 +14,8 @@ namespace sherd {
 
 /// Of one rank, on the device that it trains on.
 struct PredictedPeak {
-  CategoryBytes peak{};     ///< most of each category in any step, as TrainSummary::peak_bytes; their moments differ
+  CategoryBytes
+      peak{};  ///< most of each category in any step or evaluation, as TrainSummary::peak_bytes; their moments differ
   CategoryBytes at_peak{};  ///< at the moment of `bytes`
   CategoryBytes held{};     ///< between steps, once all state is there
   std::int64_t bytes = 0;   ///< most of all together, building and evaluation included: the least memory_limit
@@ -23,7 +24,7 @@ struct PredictedPeak {
 
 struct PredictOptions {
   std::int64_t memory_limit = 0;  ///< of the ghost; 0: none. Over it predict_peak() throws OutOfMemory, as the run does
-  bool evaluates = true;          ///< forwards of a whole batch without a tape, as the run's evaluations
+  bool evaluates = true;          ///< forwards of micro-batches without a tape, as the run's evaluations
   /// Called on the ghost with its step: before the first update, and after each, with the number of updates made.
   std::function<void(TrainStep& step, int updates)> observe{};
   /// If set, a log watches the ghost's memory, and this looks at it: in the end, or as OutOfMemory is thrown. `step` is

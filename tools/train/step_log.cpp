@@ -12,6 +12,10 @@ namespace {
 
 constexpr std::int64_t kSettlingSteps = 3;  // orders are recorded, then a compiled step, twice
 
+void raise(CategoryBytes& most, const CategoryBytes& bytes) {
+  for (std::size_t c = 0; c < most.size(); ++c) most[c] = std::max(most[c], bytes[c]);
+}
+
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -61,8 +65,7 @@ void StepLog::arrived(StepMetrics metrics, const Begun& begun, std::span<const d
   }
   summary_.step_comm = counts_with_subgroups(group_);
   summary_.step_comm -= begun.counts;
-  for (std::size_t c = 0; c < metrics.memory_bytes.size(); ++c)
-    summary_.peak_bytes[c] = std::max(summary_.peak_bytes[c], metrics.memory_bytes[c]);
+  raise(summary_.peak_bytes, metrics.memory_bytes);
   if (metrics.step == first_step_ + 1 && !has_first_loss_) summary_.first_loss = metrics.loss;
   last_losses_.push_back(metrics.loss);
   if (last_losses_.size() > 10) last_losses_.pop_front();
@@ -99,6 +102,12 @@ void StepLog::go_on_from(History history) {
   summary_.skipped_steps = history.skipped_steps;
   summary_.rollbacks = history.rollbacks;
   watch_.go_on_from(std::move(history.watch));
+}
+
+void StepLog::count_peak(StepMetrics& metrics) {
+  metrics.memory_bytes = memory_.peak();
+  metrics.memory_peak_bytes = memory_.total_peak();
+  raise(summary_.peak_bytes, metrics.memory_bytes);
 }
 
 void StepLog::report(const StepMetrics& metrics) {

@@ -61,6 +61,8 @@ class StepLog {
   void finish();
   /// The same but for the last one, which the caller completes and reports.
   StepMetrics finish_but_last();
+  /// What has been held since the step began, after its end too, counts for it.
+  void count_peak(StepMetrics& metrics);
   void report(const StepMetrics& metrics);
   /// On the way out with an error: reports what is done, whatever else fails.
   void finish_quietly() noexcept;

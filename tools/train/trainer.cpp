@@ -275,20 +275,21 @@ std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
   if (config_.eval_batches > 0) windows = std::min(windows, config_.eval_batches * config_.batch);
   double loss_sum = 0, count = 0;
   HostReads reads;
+  const std::int64_t micro = local_batch_ / config_.accumulate;  // no more at once than in a step
   // Every rank runs equally many forwards; windows past the end are padding that no target counts.
   bool stopped = false;
-  for (std::int64_t start = 0; start < windows && !stopped; start += local_batch_ * mesh_->num_data_ranks()) {
-    std::vector<std::int32_t> batch(static_cast<std::size_t>(local_batch_ * (sequence + 1)), 0);
+  for (std::int64_t start = 0; start < windows && !stopped; start += micro * mesh_->num_data_ranks()) {
+    std::vector<std::int32_t> batch(static_cast<std::size_t>(micro * (sequence + 1)), 0);
     std::int64_t real = 0;
-    for (std::int64_t i = 0; i < local_batch_; ++i) {
-      const std::int64_t index = start + mesh_->data_rank() * local_batch_ + i;
+    for (std::int64_t i = 0; i < micro; ++i) {
+      const std::int64_t index = start + mesh_->data_rank() * micro + i;
       if (index >= windows) break;
       data_->validation_window(index, std::span(batch).subspan(static_cast<std::size_t>(i * (sequence + 1)),
                                                                static_cast<std::size_t>(sequence + 1)));
       ++real;
     }
-    auto [tokens, targets] = inputs_and_targets(batch, local_batch_, sequence);
-    std::fill_n(targets.mutable_data<std::int32_t>() + real * sequence, (local_batch_ - real) * sequence, -100);
+    auto [tokens, targets] = inputs_and_targets(batch, micro, sequence);
+    std::fill_n(targets.mutable_data<std::int32_t>() + real * sequence, (micro - real) * sequence, -100);
     const auto tokens_here = static_cast<double>(real * sequence);
     const Tensor loss = step_->evaluate(to(std::move(tokens), device_), to(std::move(targets), device_));
     if (real > 0)
@@ -404,9 +405,11 @@ void Trainer::evaluate_step(StepLog& log, const Polls& polls) {
     }
     metrics.times = log.clock().times();
   } catch (...) {
+    log.count_peak(metrics);
     log.report(metrics);
     throw;
   }
+  log.count_peak(metrics);
   // A save says so, and who resumes makes it first.
   owed_line_ = metrics.val_loss || log.diverged() ? "" : step_line(metrics);
   log.report(metrics);
