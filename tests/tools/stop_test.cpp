@@ -75,7 +75,7 @@ TEST_F(Stop, AllRanksSaveAfterTheStepInWhichOneIsAskedToAndGoOn) {
   }
 }
 
-TEST_F(Stop, AnEvaluationIsLeftAndTheLastStepEndsAsEver) {
+TEST_F(Stop, AnEvaluationIsLeftAfterTheLastStepToo) {
   config_.steps = 2;
   config_.save = checkpoint_.path();
   config_.eval_every = 1;
@@ -96,7 +96,19 @@ TEST_F(Stop, AnEvaluationIsLeftAndTheLastStepEndsAsEver) {
   last.resume.clear();
   last.save = (checkpoint_ / "last");
   run_ranks(2, [&](const Group& group) {
-    EXPECT_EQ(Trainer(last, group).run([](const StepMetrics&) {}, [] { return SIGTERM; }).stopped_by, 0);
+    Trainer trainer(last, group);
+    EXPECT_EQ(trainer.run([](const StepMetrics&) {}, [] { return SIGTERM; }).stopped_by, SIGTERM);
+    EXPECT_FALSE(trainer.owed_line().empty());
+  });
+  EXPECT_EQ(read_manifest(last.save).step, 1);
+  last.eval_batches = 1;
+  last.save = checkpoint_ / "whole";
+  run_ranks(2, [&](const Group& group) {  // nothing is left of a run that is asked when it has evaluated
+    Trainer trainer(last, group);
+    bool has_evaluated = false;
+    const TrainSummary summary = trainer.run([&](const StepMetrics& m) { has_evaluated = m.val_loss.has_value(); },
+                                             [&] { return has_evaluated ? SIGTERM : 0; });
+    EXPECT_EQ(summary.stopped_by, 0);
   });
 }
 

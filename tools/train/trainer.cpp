@@ -441,7 +441,10 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const P
 int Trainer::end_step(std::int64_t step, StepLog& log, const Polls& polls) {
   // Before ranks talk, which may fail: a group that is formed then knows nothing of the verdict.
   if (place_ && log.diverged()) fail_diverged(*log.diverged());
-  const Wishes wishes = step == config_.steps ? Wishes() : agreed_wishes(polls);
+  // There is nothing to stop after the last step, unless its evaluation has been left for a signal.
+  const Wishes wishes = step != config_.steps ? agreed_wishes(polls)
+                        : owed_line_.empty()  ? Wishes()
+                                              : Wishes{.stop = agreed_stop(polls.stop)};
   const bool saves =
       !config_.save.empty() && (is_due(step, config_.save_every) || wishes.save || wishes.stop != 0 || owes_save_);
   owes_save_ = owes_save_ || wishes.save;
