@@ -19,7 +19,8 @@ constexpr std::size_t kMaxWriteBytes = std::size_t{1} << 30;  // Linux writes at
 
 AtomicFile::AtomicFile(std::string path, std::int64_t expected_bytes, BlockHasher* hasher)
     : path_(std::move(path)), partial_(path_ + ".partial"), expected_bytes_(expected_bytes), hasher_(hasher) {
-  descriptor_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  ::unlink(partial_.c_str());  // a leftover may be a link, behind which there is a file of another
+  descriptor_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
   check(descriptor_ >= 0, "cannot create \"{}\": {}", partial_, std::strerror(errno));
 }
 

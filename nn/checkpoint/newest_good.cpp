@@ -73,6 +73,10 @@ std::unique_ptr<CheckpointReader> use_newest_good(const std::string& path, Proce
     const auto own = std::find(folders.begin(), folders.end(), opened->dir());
     folders.erase(folders.begin(), own == folders.end() ? folders.begin() : own);
   }
+  if (!opened && group.rank() == 0)
+    for (const std::string& link : links_newer_than_saves(path))
+      say(fmt::format(
+          "\"{}\" is a link and passed over: a save is a folder; to go on from what is behind it, name that", link));
   std::string reasons;
   for (const std::string& folder : folders) {
     std::unique_ptr<CheckpointReader> reader;

@@ -122,6 +122,22 @@ std::vector<SavePlace> list_saves(const std::string& path) {
   return saves;
 }
 
+std::vector<std::string> links_newer_than_saves(const std::string& path) noexcept {
+  std::vector<std::string> links;
+  try {
+    const std::vector<SavePlace> saves = list_saves(path);
+    const std::optional<SaveName> newest =
+        saves.empty() ? std::nullopt : parse_save_name(fs::path(saves.front().folder).filename().string());
+    if (fs::is_directory(path))
+      for (const auto& entry : fs::directory_iterator(path)) {
+        const std::optional<SaveName> name = parse_save_name(entry.path().filename().string());
+        if (name && entry.is_symlink() && (!newest || *name > *newest)) links.push_back(entry.path().string());
+      }
+  } catch (const std::exception&) {}
+  std::ranges::sort(links);
+  return links;
+}
+
 std::string newest_save(const std::string& path) {
   const std::vector<SavePlace> saves = list_saves(path);
   check(!saves.empty(),

@@ -24,6 +24,10 @@ std::vector<SavePlace> list_saves(const std::string& path);
 /// The folder of the first of them. Error naming `path` if there is none.
 std::string newest_save(const std::string& path);
 
+/// Links in the folder `path` that are named like saves newer than those there. They are none: what is behind one may
+/// be another run's, or be gone. Never fails.
+std::vector<std::string> links_newer_than_saves(const std::string& path) noexcept;
+
 /// The folder in `dir` for a new save at `step`; no committed save has it, and it is no link.
 std::string new_save_name(const std::string& dir, std::int64_t step);
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "nn/checkpoint/atomic_file.h"
 #include "nn/checkpoint/folder_lock.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
@@ -72,6 +73,38 @@ TEST_F(Saves, ANewNameIsNoLink) {
   fs::create_symlink(dir_ / "step-000007.2", dir_ / "step-000007.2");  // a circle
   dir_.write("step-000007.3", "no folder");
   EXPECT_EQ(new_save_name(dir_.path(), 7), "step-000007.4");
+}
+
+TEST_F(Saves, ALinkThatIsNewerIsNoSaveAndIsNamed) {
+  EXPECT_TRUE(links_newer_than_saves(dir_ / "none").empty());
+  make("step-000005");
+  make("elsewhere");
+  for (const char* name : {"step-000004", "step-000005.1", "step-000009", "other"})
+    fs::create_directory_symlink(dir_ / "elsewhere", dir_ / name);
+  fs::create_directory_symlink(dir_ / "gone", dir_ / "step-000010");
+  EXPECT_EQ(names(), Names{"step-000005"});
+  EXPECT_EQ(links_newer_than_saves(dir_.path()),
+            (Names{dir_ / "step-000005.1", dir_ / "step-000009", dir_ / "step-000010"}));
+  EXPECT_TRUE(links_newer_than_saves(dir_ / "step-000005").empty());
+}
+
+TEST(AtomicFile, WhatIsBehindALinkOfItsNameStays) {
+  const TempDir dir;
+  const std::string text = dir.write("text", "of another");
+  const auto write = [&] {
+    AtomicFile file(dir / "file", 1);
+    file.write(std::as_bytes(std::span("x", 1)));
+    file.commit();
+    EXPECT_EQ(dir.read("file"), "x");
+    EXPECT_EQ(dir.read("text"), "of another");
+    fs::remove(dir / "file");
+  };
+  fs::create_symlink(text, dir / "file.partial");
+  write();
+  fs::create_hard_link(text, dir / "file.partial");
+  write();
+  fs::create_symlink(text, dir / "file");
+  write();
 }
 
 TEST_F(Saves, TheLastOnesStayAndWhatIsNoSaveOfOursToo) {

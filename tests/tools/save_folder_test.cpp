@@ -182,6 +182,16 @@ TEST_F(SaveFolder, ADamagedSaveIsPassedOverOnEveryRankAndSaidOnce) {
   EXPECT_EQ(rest.final, whole.final);
 }
 
+TEST_F(SaveFolder, ANewerLinkIsPassedOverAndSaidOnce) {
+  train_tiny(config_, 1);
+  fs::create_directory_symlink(folder_ + "/step-000005", folder_ + "/step-000009");
+  const ProgramEnd end = train(1, {"--steps", "6", "--resume", folder_, "--save", folder_});
+  EXPECT_EQ(end.status, 0) << end.err;
+  const std::string notice = folder_ + "/step-000009\" is a link and passed over";
+  expect_within(end.err, {notice});
+  EXPECT_EQ(end.err.find(notice), end.err.rfind(notice));
+}
+
 TEST_F(SaveFolder, WhenNoSaveIsGoodEachReasonIsSaid) {
   config_.steps = 2;
   train_tiny(config_, 2);
