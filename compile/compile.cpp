@@ -4,6 +4,7 @@
 
 #include "compile/capture/capture.h"
 #include "compile/ir/parse.h"
+#include "compile/run/argument_copies.h"
 #include "compile/run/bind.h"
 #include "compile/run/device_replay.h"
 #include "compile/run/guards.h"
@@ -140,12 +141,15 @@ std::vector<Tensor> CompiledStep::record(std::span<const Tensor> arguments) {
   return results;
 }
 
-// Its call has run as a step should, so results and slots are those of an eager one even where this raises.
+// Its call has run as a step should, so results and slots are those of an eager one even where this raises. A tensor
+// that the step holds, and that is also an argument of these calls, shows in the copies.
 std::vector<Tensor> CompiledStep::record_again(Entry& entry, std::span<const Tensor> arguments) {
   reason_ = "the second time, to compare";
+  const ArgumentCopies copies(entry.graph.program, arguments);
   std::vector<Tensor> results;
-  const Graph again = record_into(results, arguments);
-  const std::string difference = recording_difference(entry.graph, again, arguments);
+  const Graph again = record_into(results, copies.arguments());
+  copies.write_back(again.program);
+  const std::string difference = recording_difference(entry.graph, again, copies.arguments());
   if (!difference.empty()) {
     std::erase_if(entries_, [&](const auto& own) { return own.get() == &entry; });
     fail(

@@ -34,7 +34,9 @@ struct CompileOptions {
   /// used least recently is dropped for another, which is said once.
   std::size_t max_graphs = 8;
   /// Records each of them twice, and raises an Error where the second differs from the first: a number, a branch or a
-  /// tensor of the host changes from call to call, and a replay would go on with the recorded one. Off: records once.
+  /// tensor of the host changes from call to call, and a replay would go on with the recorded one. The second time the
+  /// step gets copies of arguments that it neither writes nor returns, so that a tensor of its own that was passed,
+  /// too, is told from them. Off: records once.
   bool compare = true;
   /// Steps whose tensors are all on one device are replayed by it in one call (device_replay.h).
   bool device_graphs = true;

@@ -112,6 +112,11 @@ class Comparison {
     const Value &a = first_.program.value(was.value), &b = second_.program.value(is.value);
     if (a.kind == ValueKind::argument && b.kind == ValueKind::argument)  // two may have one storage in this call
       return was.strides == is.strides && place_of(a, was) == place_of(b, is) ? "" : "is another tensor";
+    if (a.kind == ValueKind::argument && b.kind == ValueKind::constant)
+      return fmt::format(
+          "is a tensor that the step holds itself, and argument {} was that tensor: use the parameter in the step, or "
+          "pass a copy",
+          a.source);
     if (was.strides != is.strides || was.offset != is.offset) return "lies otherwise in its bytes";
     if (a.kind != b.kind) return "is another tensor";
     switch (a.kind) {

@@ -155,6 +155,56 @@ TEST(Compare, ArgumentsThatShareMemoryInOneOfTheCallsAreNoChange) {
   EXPECT_EQ(step.mode(), Mode::replay) << step.why();
 }
 
+// ---- arguments that are something else, too ----
+
+// A replay would read the argument in both places.
+TEST(Compare, ATensorOfTheStepThatIsAlsoAnArgumentIsNamed) {
+  const auto expect_named = [](const Tensor& base, const auto& body, std::string_view row) {
+    auto step = compile([&](const Tensor& x) { return body(x, base); });
+    for (int i = 0; i < 2; ++i) step(base);
+    expect_error([&] { step(base); }, {row, "input 1", "holds itself", "argument 0", "pass a copy"});
+    const Tensor other = full({2}, 10.0);
+    for (int i = 0; i < 4; ++i) EXPECT_TRUE(same_bits(step(other), body(other, base))) << step.why();
+    EXPECT_EQ(step.mode(), Mode::replay);
+  };
+  const auto minus = [](const Tensor& x, const Tensor& base) { return x - base; };
+  expect_named(full({2}, 3.0), minus, "sub");
+  expect_named(narrow(full({6}, 3.0), 0, 2, 2), minus, "sub");
+  expect_named(full({2}, 3.0), [](const Tensor& x, const Tensor& base) { return x + narrow(base, 0, 1, 1); }, "add");
+}
+
+// Several places of one batch, which the recordings see where it lies.
+TEST(Compare, ArgumentsAreTheSameTensorsToTheCallerInEveryCall) {
+  std::vector<std::uint64_t> storages;
+  auto step = compile([&](const Tensor& x, const Tensor& y, const Tensor& z) {
+    storages.push_back(x.storage()->id());
+    copy_into(z, x * 2.0);
+    return std::vector<Tensor>{x - y, z};
+  });
+  for (int i = 0; i < 5; ++i) {
+    const Tensor batch = drawn({3, 9}, "batch", static_cast<std::uint64_t>(i));
+    const Tensor x = narrow(batch, 1, 0, 8), y = narrow(batch, 1, 1, 8), z = zeros({3, 8});
+    const std::vector<Tensor> results = step(x, y, z);
+    EXPECT_TRUE(same_bits(results[0], x - y)) << i;
+    EXPECT_TRUE(same_bits(z, x * 2.0)) << "written where the caller sees it, in call " << i;
+    EXPECT_EQ(results[1].storage(), z.storage()) << i;
+    EXPECT_EQ(storages.back() != x.storage()->id(), i >= 2) << i;
+  }
+  EXPECT_EQ(step.mode(), Mode::replay);
+}
+
+TEST(Compare, WhatTheStepWritesInTheSecondRecordingOnlyReachesTheCaller) {
+  int call = 0;
+  auto step = compile([&](const Tensor& x) {
+    if (call == 2) copy_into(x, full({2}, 7.0));
+    return sum(x);
+  });
+  const Tensor x = ones({2});
+  for (; call < 2; ++call) step(x);
+  expect_error([&] { step(x); }, {"changes from call to call"});
+  EXPECT_EQ(x.to_vector<float>(), (std::vector<float>{7, 7}));
+}
+
 // ---- what the library was told ----
 
 struct Dropped : nn::Layer<Dropped> {

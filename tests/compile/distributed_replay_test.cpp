@@ -45,6 +45,19 @@ TEST(DistributedReplay, EqualPartsOfAnotherWholeAreAnotherGraphOnEveryRank) {
   });
 }
 
+TEST(DistributedReplay, ATensorOfTheStepThatIsAlsoAnArgumentIsNamed) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group, "dp");
+    const Tensor base = rows(mesh, 5);
+    auto step = compile([&](const Tensor& x) { return x - base; });
+    for (int i = 0; i < 2; ++i) step(base);
+    expect_error([&] { step(base); }, {"sub", "input 1", "holds itself", "argument 0"});
+    for (int i = 0; i < 4; ++i)
+      EXPECT_EQ(sum(step(rows(mesh, 5) * 3.0).local()).item<float>(), group->rank() ? 16 : 24);
+    EXPECT_EQ(step.mode(), Mode::replay);
+  });
+}
+
 // Of three rows, or heads, one rank has two and the other one, which lies dense in any order of dims.
 TEST(DistributedReplay, UnevenPartsAreCopiedByAllRanksOrByNone) {
   run_ranks(2, [](const Group& group) {
