@@ -78,22 +78,22 @@ void Recorder::add_argument(const Tensor& argument) {
   argument_bases_.push_back(base);
 }
 
+Recorder::Seen Recorder::seen(const Tensor& tensor) {
+  const std::uint64_t storage = storage_id(tensor);
+  return storage == 0 ? Seen{} : Seen{storage, guard_of(tensor), layout_of(tensor)};
+}
+
 void Recorder::remember_slot(Slot& slot) {
   SlotBefore before{.leaf = NodeRef(slot.leaf()),
                     .had_value = slot.has_value(),
                     .requires_grad = slot.requires_grad(),
-                    .holds_grad_alone = slot.grad().defined() && is_sole_owner(slot.grad())};
+                    .holds_grad_alone = slot.grad().defined() && is_sole_owner(slot.grad()),
+                    .grad = seen(slot.grad())};
+  if (slot.has_value()) before.value = seen(slot.value());
   const int index = static_cast<int>(before_.size());
-  if (slot.has_value() && (before.value_storage = storage_id(slot.value())) != 0) {
-    before.value = guard_of(slot.value());
-    before.value_layout = layout_of(slot.value());
-    slot_storages_[before.value_storage].push_back({index, false});
-  }
-  if ((before.grad_storage = storage_id(slot.grad())) != 0) {
-    before.grad = guard_of(slot.grad());
-    before.grad_layout = layout_of(slot.grad());
-    slot_storages_[before.grad_storage].push_back({index, true});
-  }
+  for (const bool gradient : {false, true})
+    if (const std::uint64_t storage = before.seen(gradient).storage; storage != 0)
+      slot_storages_[storage].push_back({index, gradient});
   before_indices_[slot.leaf()] = index;
   before_.push_back(std::move(before));
 }
@@ -229,8 +229,8 @@ ValueId Recorder::add_slot_value(const Tensor& tensor, std::span<const Place> pl
     const SlotBefore& before = before_[static_cast<std::size_t>(place.before)];
     Slot* slot = static_cast<Leaf*>(before.leaf.get())->slot;
     if (!slot) continue;
-    TensorGuard guard = place.gradient ? before.grad : before.value;
-    guard.layout = layout_id(place.gradient ? before.grad_layout : before.value_layout);
+    TensorGuard guard = before.seen(place.gradient).guard;
+    guard.layout = layout_id(before.seen(place.gradient).layout);
     if (value == kNoValue) {
       value = add_value(place.gradient ? ValueKind::gradient : ValueKind::slot, tensor);
       program_.value(value).source = static_cast<int>(program_.bindings.size());
@@ -344,7 +344,7 @@ int Recorder::slot_index(const Slot& slot) {
   if (const SlotBefore* before = before_of(slot)) {
     entry.requires_grad = before->requires_grad;
     entry.had_value = before->had_value;
-    entry.had_grad = before->grad_storage != 0;
+    entry.had_grad = before->grad.storage != 0;
   }
   program_.slots.push_back(std::move(entry));
   live_.slots.emplace_back(slot.leaf());
@@ -369,13 +369,13 @@ GraphResult Recorder::result_of(const Tensor& tensor) {
   return {read_from(tensor.local(), "the end of the step"), tensor.shape(), layout_id(layout_of(tensor))};
 }
 
-// A gradient in the same storage as before is unchanged or was added to in place.
+// A gradient in the same place as before is unchanged or was added to in place.
 void Recorder::finish_gradient(Slot& slot) {
   const SlotBefore* before = before_of(slot);
-  const std::uint64_t old = before ? before->grad_storage : 0;
-  const std::uint64_t now = storage_id(slot.grad());
-  if (old == now) return;
-  const bool used = old != 0 && by_storage_.contains(old);
+  const Seen now_seen = seen(slot.grad()), old_seen = before ? before->grad : Seen{};
+  if (now_seen == old_seen) return;
+  const std::uint64_t old = old_seen.storage, now = now_seen.storage;
+  const bool used = old != 0 && (old == now || by_storage_.contains(old));
   const int index = slot_index(slot);
   program_.slot(index).drops_grad_first = old != 0 && !used;
   if (now != 0 || used) update(index, true, slot.grad());

@@ -39,18 +39,24 @@ class Recorder final : public CaptureSink {
   void refuse_read(const Tensor& tensor, std::string_view what) override;
 
  private:
-  /// A slot as it was when the recording began. Holds ids, not tensors.
+  /// A slot's tensor, and a slot, as they were when the recording began. Hold ids, not tensors.
+  struct Seen {
+    std::uint64_t storage = 0;  // 0: none
+    TensorGuard guard{};        // without the layout, which is named when it is bound
+    const Distributed* layout = nullptr;
+    friend bool operator==(const Seen&, const Seen&) = default;
+  };
   struct SlotBefore {
     NodeRef leaf;
     bool had_value = false, requires_grad = false, holds_grad_alone = false;
-    std::uint64_t value_storage = 0, grad_storage = 0;  // 0: none
-    TensorGuard value{}, grad{};                        // without layouts, which are named when it is bound
-    const Distributed *value_layout = nullptr, *grad_layout = nullptr;
+    Seen value{}, grad{};
+    const Seen& seen(bool gradient) const { return gradient ? grad : value; }
   };
   struct Place {
     int before;  // index into before_
     bool gradient;
   };
+  static Seen seen(const Tensor& tensor);
 
   void add_argument(const Tensor& argument);
   void remember_slot(Slot& slot);
