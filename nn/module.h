@@ -62,10 +62,10 @@ class Parameter final : public Slot {
 
   /// What is between steps in the slot, whatever is there now: this rank's shard where fully_shard has gathered it,
   /// else value(). Optimizers, clipping and checkpoints work on it.
-  const Tensor& sharded_value() const { return shard_.defined() ? shard_ : value(); }
+  const Tensor& sharded_value() const { return kept_value(); }
   /// `shard` came from attach(). Of the keeper; both empty: value() is all there is.
   void keep_shard(Tensor shard, ShardKeeper* keeper) {
-    shard_ = std::move(shard);
+    keep(std::move(shard));
     keeper_ = keeper;
   }
   ShardKeeper* shard_keeper() const { return keeper_; }
@@ -77,7 +77,6 @@ class Parameter final : public Slot {
  private:
   Shape shape_;
   Init init_;
-  Tensor shard_;
   ShardKeeper* keeper_ = nullptr;
   bool initialised_ = false;
 };

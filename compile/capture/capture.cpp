@@ -83,17 +83,26 @@ Recorder::Seen Recorder::seen(const Tensor& tensor) {
   return storage == 0 ? Seen{} : Seen{storage, guard_of(tensor), layout_of(tensor)};
 }
 
+// What a unit has gathered into a slot is its own, and what the slot keeps is what a replay looks up.
 void Recorder::remember_slot(Slot& slot) {
   SlotBefore before{.leaf = NodeRef(slot.leaf()),
                     .had_value = slot.has_value(),
                     .requires_grad = slot.requires_grad(),
                     .holds_grad_alone = slot.grad().defined() && is_sole_owner(slot.grad()),
                     .grad = seen(slot.grad())};
-  if (slot.has_value()) before.value = seen(slot.value());
   const int index = static_cast<int>(before_.size());
-  for (const bool gradient : {false, true})
-    if (const std::uint64_t storage = before.seen(gradient).storage; storage != 0)
-      slot_storages_[storage].push_back({index, gradient});
+  const auto place = [&](const Seen& at, Place here) {
+    if (at.storage != 0) slot_storages_[at.storage].push_back(here);
+  };
+  if (slot.has_value()) {
+    const Tensor local = slot.value().local();
+    before.value = seen(slot.value());
+    before.is_gathered =
+        before.value.storage != 0 && local.storage()->owner && storage_id(slot.kept_value()) != before.value.storage;
+    place(before.value, {.before = index, .gradient = false, .gathered = before.is_gathered});
+    if (before.is_gathered) place(before.value = seen(slot.kept_value()), {.before = index, .gradient = false});
+  }
+  place(before.grad, {.before = index, .gradient = true});
   before_indices_[slot.leaf()] = index;
   before_.push_back(std::move(before));
 }
@@ -228,7 +237,7 @@ ValueId Recorder::add_slot_value(const Tensor& tensor, std::span<const Place> pl
   for (const Place& place : places) {
     const SlotBefore& before = before_[static_cast<std::size_t>(place.before)];
     Slot* slot = static_cast<Leaf*>(before.leaf.get())->slot;
-    if (!slot) continue;
+    if (!slot || place.gathered) continue;
     TensorGuard guard = before.seen(place.gradient).guard;
     guard.layout = layout_id(before.seen(place.gradient).layout);
     if (value == kNoValue) {
@@ -236,7 +245,11 @@ ValueId Recorder::add_slot_value(const Tensor& tensor, std::span<const Place> pl
       program_.value(value).source = static_cast<int>(program_.bindings.size());
       program_.value(value).home = {value, guard.dtype, guard.shape, guard.strides, guard.offset};
     }
-    program_.bindings.push_back({slot_index(*slot), place.gradient, value, guard});
+    program_.bindings.push_back({.slot = slot_index(*slot),
+                                 .gradient = place.gradient,
+                                 .value = value,
+                                 .tensor = guard,
+                                 .kept = !place.gradient && before.is_gathered});
   }
   return value;
 }

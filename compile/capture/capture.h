@@ -48,13 +48,14 @@ class Recorder final : public CaptureSink {
   };
   struct SlotBefore {
     NodeRef leaf;
-    bool had_value = false, requires_grad = false, holds_grad_alone = false;
-    Seen value{}, grad{};
+    bool had_value = false, requires_grad = false, holds_grad_alone = false, is_gathered = false;
+    Seen value{}, grad{};  // the value: that which it keeps where a unit has gathered it
     const Seen& seen(bool gradient) const { return gradient ? grad : value; }
   };
   struct Place {
     int before;  // index into before_
     bool gradient;
+    bool gathered = false;  // what is there for this step only: guarded, not bound
   };
   static Seen seen(const Tensor& tensor);
 

@@ -194,6 +194,7 @@ class Parser {
     in_.expect(" ");
     binding.tensor = guard();
     binding.held_by_slot_only = in_.take(" sole");
+    binding.kept = in_.take(" kept");
     in_.expect("\n");
     program_.bindings.push_back(binding);
   }

@@ -33,8 +33,8 @@ class Printer {
     std::vector<std::string> lines{"program 1"};
     declare_tables(lines);
     for (const Binding& b : program_.bindings)
-      lines.push_back(fmt::format("binding {} in {} {}{}", binding_name(b), name_of(b.value), guard(b.tensor),
-                                  b.held_by_slot_only ? " sole" : ""));
+      lines.push_back(fmt::format("binding {} in {} {}{}{}", binding_name(b), name_of(b.value), guard(b.tensor),
+                                  b.held_by_slot_only ? " sole" : "", b.kept ? " kept" : ""));
     for (std::size_t v = 0; v < program_.values.size(); ++v) lines.push_back(declaration(static_cast<ValueId>(v)));
     lines.push_back("nodes");
     add_nodes_and_end(lines);

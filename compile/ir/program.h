@@ -121,6 +121,8 @@ struct Binding {
   /// A gradient that the step writes in place and that only its slot held: where others hold it, the program leaves it
   /// to them and makes a new one.
   bool held_by_slot_only = false;
+  /// The slot's kept_value(): before the step a unit had gathered it.
+  bool kept = false;
   TensorRef ref() const { return {value, tensor.dtype, tensor.shape, tensor.strides, tensor.offset}; }
   friend bool operator==(const Binding&, const Binding&) = default;
 };

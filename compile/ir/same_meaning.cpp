@@ -108,7 +108,7 @@ void check_interface(const Program& before, const Program& after) {
   check_entries("slots", before.slots, after.slots);
   check_lists("bindings", before.bindings, after.bindings, [](const Binding& a, const Binding& b) {
     return a.slot == b.slot && a.gradient == b.gradient && a.held_by_slot_only == b.held_by_slot_only &&
-           a.tensor == b.tensor;
+           a.kept == b.kept && a.tensor == b.tensor;
   });
   check_values_from_outside(before, after);
   const auto same_form = [&](const GraphResult& a, const GraphResult& b) {

@@ -156,7 +156,7 @@ bool DeviceReplay::is_updated_in_place(const SlotUpdate& update) const {
   const TensorRef& fresh = update.result.local;
   if (program_.value(fresh.value).kind != ValueKind::temporary) return false;
   const auto bound = std::find_if(program_.bindings.begin(), program_.bindings.end(), [&](const Binding& binding) {
-    return binding.slot == update.slot && !binding.gradient;
+    return binding.slot == update.slot && !binding.gradient && !binding.kept;
   });
   if (bound == program_.bindings.end()) return false;
   const TensorGuard& old = bound->tensor;

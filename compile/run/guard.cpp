@@ -53,6 +53,7 @@ std::string shown(const GraphSlot& slot, bool gradient) {
 Tensor bound_tensor(const Graph& graph, const Binding& binding) {
   const Slot& slot = *graph.live.slot(binding.slot);
   if (binding.gradient) return slot.grad();
+  if (binding.kept) return slot.has_value() ? slot.kept_value() : Tensor();
   return slot.has_value() ? slot.value() : Tensor();
 }
 

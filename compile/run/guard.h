@@ -25,7 +25,7 @@ std::string sharing_mismatch(const Graph& graph, std::span<const Tensor> argumen
 /// Freezes and unfreezes slots as the step leaves them.
 void leave_requires_grad(const Graph& graph);
 
-/// The tensor a binding looks up now: the slot's value or gradient; undefined if there is none.
+/// The tensor a binding looks up now: the slot's value, what it keeps, or its gradient; undefined if there is none.
 Tensor bound_tensor(const Graph& graph, const Binding& binding);
 
 }  // namespace sherd

@@ -113,6 +113,11 @@ void Slot::present(Tensor tensor) {
   note_change();
 }
 
+void Slot::keep(Tensor tensor) {
+  kept_ = std::move(tensor);
+  note_change();
+}
+
 void Slot::assign(const Tensor& values) {
   const Tensor target = value().local().detach();
   check(!values.is_distributed() || values.layout() == value_.layout(),

@@ -64,6 +64,8 @@ class Slot {
   void assign(const Tensor& values);
   /// A state change of the same parameter (sharded <-> gathered); `tensor` came from attach(). Not recorded.
   void present(Tensor tensor);
+  /// What is there between steps, whatever is presented now.
+  const Tensor& kept_value() const { return kept_.defined() ? kept_ : value(); }
   /// The tensor with this slot's leaf, for present().
   Tensor attach(const Tensor& tensor) const;
 
@@ -98,11 +100,15 @@ class Slot {
   void run_grad_hooks();
   Leaf* leaf() const { return static_cast<Leaf*>(leaf_.get()); }
 
+ protected:
+  /// Undefined: value() is all there is.
+  void keep(Tensor tensor);
+
  private:
   friend struct KnownSlots;
   std::string name_;
   std::size_t place_ = 0;  // among those of its rank
-  Tensor value_, grad_;
+  Tensor value_, kept_, grad_;
   NodeRef leaf_;
   GradSink* sink_;
   std::size_t sink_place_ = 0;

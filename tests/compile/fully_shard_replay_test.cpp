@@ -133,6 +133,28 @@ TEST_P(FullyShardReplay, UnitsLeftGatheredBeforeTheStepAreBitwiseEager) {
   });
 }
 
+// Which of the recordings found the unit gathered does not matter.
+TEST_P(FullyShardReplay, AUnitThatIsGatheredInOneOfTheRecordingsOnlyIsNoChange) {
+  run_ranks(GetParam(), [](const Group& group) {
+    for (const std::set<int>& gathered_before :
+         {std::set<int>{1}, std::set<int>{2}, std::set<int>{3}, std::set<int>{1, 4}}) {
+      Training training(group, true);
+      auto step = compile([&](const Tensor& x) {
+        const GradMode off(false);
+        return training.net(x);
+      });
+      const Tensor x = slice_of(batch_of(12, 6, 0, "x"), *group);
+      const Tensor expected = step(x);
+      for (int i = 1; i < 8; ++i) {
+        if (gathered_before.contains(i)) nn::unshard(training.net);
+        EXPECT_TRUE(same_bits(step(x), expected)) << i << " " << step.why();
+        nn::reshard(training.net);
+      }
+      EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
+    }
+  });
+}
+
 // torchtitan #3798: what a graph writes in place counted twice in an estimate of its memory. Here a replay is measured.
 TEST_P(FullyShardReplay, CommunicatesAndHoldsWhatTheEagerStepDoes) {
   run_ranks(GetParam(), [](const Group& group) {

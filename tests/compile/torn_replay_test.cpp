@@ -2,9 +2,12 @@
 // that is left before them, or when only loss scalers have made theirs, leaves parameters whole.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "compile/compile.h"
+#include "compile/ir/parse.h"
+#include "compile/ir/print.h"
 #include "nn/layers/dropout.h"
 #include "nn/layers/linear.h"
 #include "nn/optim/loss_scaler.h"
@@ -102,6 +105,30 @@ TEST(CompiledStep, AReplayLeftInTheMidstOfItsUpdatesTearsTheState) {
   EXPECT_EQ(first.torn() + second.torn(), "");
   EXPECT_TRUE(same_bits(step(x, good), expected));
   EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
+}
+
+// The update was recorded while the unit was gathered: what it writes is the slot's all the same.
+TEST(CompiledStep, AnUpdateOfATornUnitThatWasGatheredIsRefused) {
+  run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
+    TwoLinears net;
+    nn::fully_shard(net, DeviceMesh(group));
+    nn::set_reshard_after_backward(net, false);
+    net.materialize(nn::Seed{5});
+    nn::Sgd optimizer(net.parameters(), {.lr = 0.1});
+    auto update = compile([&](const Tensor&) { optimizer.step_and_clear(); });
+    const auto pass = [&] { backward(sum(net(ones({1, 4})))); };
+    for (int i = 0; i < 5; ++i) {
+      pass();
+      update(ones({1}));
+    }
+    ASSERT_EQ(update.mode(), CompiledStep::Mode::replay) << update.why();
+    const Program& program = update.graph()->program;
+    EXPECT_TRUE(std::ranges::any_of(program.bindings, &Binding::kept)) << text(program);
+    EXPECT_TRUE(parse(text(program)) == program) << text(program);
+    net.first.weight.mark_torn("a load was left in the midst");
+    pass();
+    expect_error([&] { update(ones({1})); }, {"\"first.weight\" is torn", "load a checkpoint"});
+  });
 }
 
 /// A training with a loss scaler, which raises on a bad id when the scaler has looked at the gradients.
