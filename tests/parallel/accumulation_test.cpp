@@ -342,6 +342,30 @@ TEST(FullyShard, F79_AStepBeforeTheReductionIsRefusedAndClearingDropsWhatWaits) 
       });
 }
 
+// An update that was recorded before anything could wait, where full gradients do, or those of replicas.
+TEST(FullyShard, F77_F79_ACapturedUpdateBeforeTheReductionIsRefused) {
+  for (const Grid& grid : {Grid{1, 2}, Grid{2, 2}})
+    run_ranks(grid.ranks(), [&](const Group& group) {
+      Pair pair(group, grid.mesh(group));
+      nn::AdamW optimizer(pair.net.parameters(), {.lr = 0.01});
+      auto update = compile([&](const Tensor&) { optimizer.step(); });
+      for (int i = 0; i < 5; ++i) {
+        backward(pair.forward(i));
+        update(ones({1}));
+      }
+      ASSERT_EQ(update.mode(), CompiledStep::Mode::replay) << update.why();
+      std::vector<Tensor> before;
+      for (const nn::Parameter* p : pair.net.parameters()) before.push_back(add(p->value().local().detach(), 0));
+      if (grid.replicas > 1) nn::set_requires_all_reduce(pair.net, false);
+      else nn::set_requires_gradient_sync(pair.net, false);
+      backward(pair.forward(5));
+      expect_error([&] { update(ones({1})); }, {"\"blocks.0.linear.weight\"", "not reduced yet", "finalize_backward"});
+      const auto parameters = pair.net.parameters();
+      for (std::size_t i = 0; i < before.size(); ++i)
+        EXPECT_TRUE(same_bits(parameters[i]->value().local(), before[i])) << parameters[i]->name();
+    });
+}
+
 TEST(FullyShard, F43_F79_AnErrorDropsWhatWaits) {
   run_ranks(2, [](const Group& group) {
     Pair pair(group, DeviceMesh(group)), other(group, DeviceMesh(group));

@@ -112,7 +112,7 @@ class GradientInbox final : public GradSink {
   void cleared(Slot& slot) override;
   bool holds_more(const Slot& slot) const override {
     const std::size_t i = slot.sink_place();
-    return is_held(i) || entries_[i].has_unsummed();
+    return (knobs_.get<&ReductionKnobs::may_hold>() && is_held(i)) || entries_[i].has_unsummed();
   }
 
  private:
