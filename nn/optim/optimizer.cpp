@@ -29,6 +29,7 @@ Optimizer::Optimizer(std::vector<Parameter*> parameters, double lr)
     : parameters_(std::move(parameters)),
       state_(parameters_.size()),
       counts_(parameters_.size()),
+      asked_([](const void*) { return std::string("optimizer"); }, this),
       lr_("optimizer.lr"),
       step_("optimizer.step"),
       scale_("optimizer.scale") {

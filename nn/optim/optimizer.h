@@ -10,6 +10,7 @@
 
 #include "nn/module.h"
 #include "nn/optim/offloaded_state.h"
+#include "runtime/op/host_state.h"
 #include "runtime/tensor/small_vec.h"
 
 namespace sherd::nn {
@@ -33,6 +34,14 @@ struct UpdatedPart {
 struct StepInBackward {
   /// A gradient is cleared when its parameter has been updated.
   bool clears_gradients = false;
+};
+
+/// What step_in_backward() has asked for, of the step to come.
+struct AskedInBackward {
+  bool wanted = false, clears = false;
+  static constexpr AttrField fields[] = {
+      attr<&AskedInBackward::wanted>("step_in_backward").seen_by(SeenBy::guard, "each complete gradient; step()"),
+      attr<&AskedInBackward::clears>("clears_gradients").seen_by(SeenBy::guard, "each update in backward")};
 };
 
 /// Base of AdamW and Sgd. Build it after fully_shard: state has the layout of the parameters
@@ -175,7 +184,8 @@ class Optimizer {
   struct PiecesInFlight;
   std::unique_ptr<PiecesInFlight> pieces_;  // of the step that is made; null: none
   struct InBackward;
-  std::unique_ptr<InBackward> in_backward_;                      // null: no step of a backward pass was ever wanted
+  std::unique_ptr<InBackward> in_backward_;  // null: no step of a backward pass was ever wanted
+  HostState<AskedInBackward> asked_;
   std::shared_ptr<const int> alive_ = std::make_shared<int>(0);  // for hooks of parameters, which live on
   Slot lr_, step_, scale_;
   bool has_stepped_ = false;

@@ -144,7 +144,7 @@ void Optimizer::update_oldest_piece() {
   copies.store();
   if (now.here.defined())
     evict(now.homes, now.here, {.device = update_device(*parameters_[now.piece.front().parameter])});
-  if (!has_begun() || !in_backward_->options.clears_gradients) return;
+  if (!has_begun() || !asked_.get<&AskedInBackward::clears>()) return;
   for (const StateRun& run : now.piece)
     if (run.is_last) parameters_[run.parameter]->clear_grad();
 }
@@ -164,7 +164,8 @@ void Optimizer::drop_pieces() {
   in_backward_->counts.clear();
   in_backward_->ahead.clear();
   in_backward_->homes_ahead.clear();
-  in_backward_->is_wanted = in_backward_->has_begun = false;
+  asked_.set<&AskedInBackward::wanted>(false);
+  in_backward_->has_begun = false;
 }
 
 void Optimizer::update_in_pieces(const Cohort& cohort) {
@@ -199,7 +200,10 @@ Tensor Optimizer::take_ahead(const StatePiece& piece) {
   return {};
 }
 
-bool Optimizer::has_begun() const { return in_backward_ && in_backward_->has_begun; }
+// Nothing has, unless it was asked for.
+bool Optimizer::has_begun() const {
+  return asked_.get<&AskedInBackward::wanted>() && in_backward_ && in_backward_->has_begun;
+}
 bool Optimizer::is_updated(std::size_t i) const { return has_begun() && in_backward_->is_updated[i]; }
 
 void Optimizer::step_in_backward(const StepInBackward& options) {
@@ -215,8 +219,8 @@ void Optimizer::step_in_backward(const StepInBackward& options) {
           },
           {.capturable = true});
   }
-  in_backward_->is_wanted = true;
-  in_backward_->options = options;
+  asked_.set<&AskedInBackward::wanted>(true);
+  asked_.set<&AskedInBackward::clears>(options.clears_gradients);
   const GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
   fetch_ahead();
@@ -224,7 +228,7 @@ void Optimizer::step_in_backward(const StepInBackward& options) {
 
 void Optimizer::gradient_is_complete(std::size_t i) {
   Parameter& p = *parameters_[i];
-  if (!in_backward_->is_wanted || !p.grad().defined()) return;
+  if (!asked_.get<&AskedInBackward::wanted>() || !p.grad().defined()) return;
   check(!is_updated(i),
         "parameter \"{}\" got another gradient after its update: call step_in_backward() before the last backward pass "
         "of a step",
@@ -279,7 +283,7 @@ Tensor Optimizer::count_of_step(std::size_t i) {
 
 void Optimizer::end_in_backward() {
   if (!in_backward_) return;
-  in_backward_->is_wanted = false;
+  asked_.set<&AskedInBackward::wanted>(false);
   in_backward_->counts.clear();
   in_backward_->ahead.clear();
   in_backward_->order = std::exchange(in_backward_->order_now, {});

@@ -26,8 +26,7 @@ struct Optimizer::PiecesInFlight {
 
 /// A step that updates within backward.
 struct Optimizer::InBackward {
-  bool is_wanted = false, has_begun = false;
-  StepInBackward options{};
+  bool has_begun = false;
   std::vector<bool> is_updated{};                   // by parameter
   std::vector<std::pair<Tensor, Tensor>> counts{};  // of cohorts: before the step, and in it
   std::vector<StatePiece> order{};                  // of the step before: what comes first is fetched ahead

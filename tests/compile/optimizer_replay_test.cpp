@@ -148,6 +148,55 @@ TEST(OptimizerReplay, GradientsThatWereNotThereAreCleared) {
   EXPECT_EQ(clear.mode(), Mode::replay) << clear.why();
 }
 
+// A step in backward is asked for outside of the captured step, or not, or otherwise, from call to call.
+TEST(OptimizerReplay, AStepInBackwardIsThatOfTheCall) {
+  enum class Asked { no, yes, clears };
+  using enum Asked;
+  OptimizerTraining eager(true), captured(true);
+  const auto train = [](OptimizerTraining& training, const Tensor& x, const Tensor& y) {
+    Tensor loss = mean(square(training.net(x, true) - y));
+    backward(loss);
+    training.optimizer->step();
+    return loss.detach();
+  };
+  auto step = compile([&](const Tensor& x, const Tensor& y) { return train(captured, x, y); });
+  const auto expect_same = [&](int call) {
+    expect_same_parameters(captured, eager, call);
+    const auto a = captured.net.parameters(), e = eager.net.parameters();
+    for (std::size_t i = 0; i < a.size(); ++i) EXPECT_EQ(a[i]->grad().defined(), e[i]->grad().defined()) << call;
+    EXPECT_EQ(captured.optimizer->torn(), eager.optimizer->torn()) << call;
+  };
+  int call = 0;
+  for (const Asked asked : {yes, yes, yes, no, no, no, no, yes, clears, clears, clears, no, yes, no, no}) {
+    for (OptimizerTraining* each : {&eager, &captured}) {
+      for (nn::Parameter* p : each->net.parameters()) p->clear_grad();
+      if (asked != no) each->optimizer->step_in_backward({.clears_gradients = asked == clears});
+    }
+    const Tensor x = TinyNet::x(call), y = TinyNet::y(call);
+    EXPECT_TRUE(same_bits(step(x, y), train(eager, x, y))) << call << " " << step.why();
+    expect_same(call++);
+  }
+  EXPECT_EQ(step.mode(), Mode::replay) << step.why();
+  for (OptimizerTraining* each : {&eager, &captured}) each->pass(call, true);
+  expect_same(call);
+}
+
+// The pass was not captured, and has made its updates: step() makes those that are left.
+TEST(OptimizerReplay, ACapturedStepAfterAPassThatUpdatesMakesTheOthersOnly) {
+  OptimizerTraining eager(true), captured(true);
+  auto update = compile([&](const Tensor&) { captured.optimizer->step_and_clear(); });
+  for (int i = 0; i < 12; ++i) {
+    for (OptimizerTraining* each : {&eager, &captured}) {
+      if (i % 6 == 5) each->optimizer->step_in_backward();
+      each->pass(i, true);
+    }
+    eager.optimizer->step_and_clear();
+    update(ones({1}));
+    expect_same_parameters(captured, eager, i);
+    EXPECT_EQ(captured.optimizer->torn(), "") << i;
+  }
+}
+
 // The layer that sits steps out has a count of its own from then on: graphs of before do not fit, later ones settle.
 TEST(OptimizerReplay, CountsOfUpdatesAreThoseOfTheEagerSteps) {
   OptimizerTraining eager(true), captured(true);

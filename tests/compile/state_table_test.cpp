@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "nn/module.h"
+#include "nn/optim/optimizer.h"
 #include "nn/parallel/shard/unit_knobs.h"
 #include "nn/random_rows.h"
 #include "tests/support/source_path.h"
@@ -20,7 +21,8 @@ const StateOf kStates[] = {{"a module", nn::ModuleState::fields},
                            {"hooks of gradients", GradHooks::fields},
                            {"random rows", nn::DrawnBy::fields},
                            {"a unit's gathers", nn::GatherKnobs::fields},
-                           {"a unit's reductions", nn::ReductionKnobs::fields}};
+                           {"a unit's reductions", nn::ReductionKnobs::fields},
+                           {"an optimizer", nn::AskedInBackward::fields}};
 
 std::string table() {
   std::string text = "| of | field | seen by | read by |\n|---|---|---|---|\n";
