@@ -19,6 +19,12 @@ namespace {
 constexpr double kOneCall = 4294967296.0;  // 2^32
 constexpr std::int64_t kFirstPlaces = 64;
 
+// Apart from the counters, which are slots: an update makes none.
+struct RankRows {
+  HostState<RowsThatDraw> state{[](const void*) { return std::string("rows that draw"); }, this};
+};
+HostState<RowsThatDraw>& rows() { return RankContext::current().state<RankRows>().state; }
+
 class Counters final : public Slot {
  public:
   Counters() : Slot("random_step"), calls_("random_calls"), kept_("random_calls_kept") {
@@ -41,9 +47,7 @@ class Counters final : public Slot {
     unused_.insert(unused_.end(), freed_.begin(), freed_.end());
     freed_.clear();
   }
-  void keep() {
-    if (has_rows()) copy_into(kept_.value(), calls_.value());
-  }
+  void keep() { copy_into(kept_.value(), calls_.value()); }
   void take_back() { copy_into(calls_.value(), kept_.value()); }
   const DrawnBy& drawn_by() const {
     drawn_by_.read_all();
@@ -70,7 +74,15 @@ class Counters final : public Slot {
     if (taken_ == calls_.value().size(0)) grow();
     return taken_++;
   }
-  void give_back(std::int64_t place) { freed_.push_back(place); }
+  void give_back(std::int64_t place) {
+    freed_.push_back(place);
+    note_rows();
+  }
+  /// A module may be destroyed after its rank's scope, or on another thread.
+  void note_rows() {
+    if (RankContext* context = RankContext::current_or_null(); context && context->random_step.get() == this)
+      rows().set<&RowsThatDraw::any>(has_rows());
+  }
   /// 0-d i64: the counter of the next call.
   Tensor next(std::int64_t place) {
     const Tensor calls = element_of(calls_, place);
@@ -123,6 +135,7 @@ Tensor RandomCalls::next(Device device) {
   if (counters_.lock() != slot) {
     counters_ = slot;
     place_ = counters.take();
+    counters.note_rows();
   }
   return device.is_meta() ? counters.value() : counters.next(place_);  // shapes draw nothing
 }
@@ -145,8 +158,10 @@ void set_step(std::int64_t step) {
   counters.assign(Tensor::scalar(static_cast<double>(step), DType::i64));
 }
 
+const HostState<RowsThatDraw>& rows_that_draw() { return rows(); }
+
 void keep_random_calls() {
-  if (const auto& slot = RankContext::current().random_step) as_counters(*slot).keep();
+  if (rows().get<&RowsThatDraw::any>()) as_counters(*counters_slot()).keep();
 }
 
 void take_back_random_calls(bool is_update_of_all) {

@@ -47,6 +47,14 @@ struct DrawnBy {
 /// For those who draw. A step that is being captured notes that it depends on it.
 const DrawnBy& drawn_by();
 
+/// Whether there are rows on this rank that have drawn: then updates note how often.
+struct RowsThatDraw {
+  bool any = false;
+  static constexpr AttrField fields[] = {attr<&RowsThatDraw::any>("any").seen_by(SeenBy::guard, "each update")};
+};
+/// For those who are to keep their calls.
+const HostState<RowsThatDraw>& rows_that_draw();
+
 /// An optimizer has made an update: where a step that is left goes back to if no set_step() comes before it.
 void keep_random_calls();
 /// A step was left, on this rank somewhere and on others elsewhere: counts of calls are again those of the last

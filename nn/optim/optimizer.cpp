@@ -41,6 +41,7 @@ Optimizer::Optimizer(std::vector<Parameter*> parameters, double lr)
   scale_.set_of_step();
   move_scalars(update_device(*parameters_[0]));
   RankContext::current().state<LivingOptimizers>().list.push_back(this);
+  rows_that_draw();  // which a program of a step names, and a rank that reads one looks for
 }
 
 void Optimizer::forget() noexcept {

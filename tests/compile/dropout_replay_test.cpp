@@ -3,6 +3,8 @@
 
 #include "compile/compile.h"
 #include "nn/layers/dropout.h"
+#include "nn/layers/linear.h"
+#include "nn/optim/sgd.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "tests/compile/tiny_net.h"
@@ -18,7 +20,9 @@ using Mode = CompiledStep::Mode;
 struct DroppingNet : nn::Layer<DroppingNet> {
   nn::Dropout &first, &second;
   Slot w{"w", true};
-  DroppingNet() : first(add<nn::Dropout>("first", 0.25)), second(add<nn::Dropout>("second", 0.5)) { w.set(drawn({6}, "w")); }
+  DroppingNet() : first(add<nn::Dropout>("first", 0.25)), second(add<nn::Dropout>("second", 0.5)) {
+    w.set(drawn({6}, "w"));
+  }
   Tensor forward(const Tensor& x) { return second(first(first(x) * w.value())); }
   Tensor pass(const Tensor& x) {
     Tensor loss = sum((*this)(x));
@@ -28,7 +32,8 @@ struct DroppingNet : nn::Layer<DroppingNet> {
   }
 };
 
-void expect_equal_passes(DroppingNet& eager, CompiledFunction<Tensor(const Tensor&)>& step, DroppingNet& captured, int call) {
+void expect_equal_passes(DroppingNet& eager, CompiledFunction<Tensor(const Tensor&)>& step, DroppingNet& captured,
+                         int call) {
   const Tensor x = drawn({4, 6}, "x");
   EXPECT_TRUE(same_bits(step(x), eager.pass(x))) << "call " << call << " " << step.why();
   EXPECT_TRUE(same_bits(captured.w.grad(), eager.w.grad())) << "call " << call;
@@ -54,6 +59,30 @@ TEST(DropoutReplay, MicroBatchesOfAStepDrawAnew) {
     for (int micro = 0; micro < 3; ++micro) expect_equal_passes(eager, step, captured, call++);
   }
   EXPECT_EQ(step.num_graphs(), 1u) << step.why();
+}
+
+// A step that is left goes back to the calls of the last update, which may have been recorded before there were any.
+TEST(DropoutReplay, AnUpdateRecordedBeforeAnythingDrewKeepsTheCallsOfItsReplay) {
+  const auto drawn_again = [](bool is_captured) {
+    const RankScope rank;
+    nn::Linear linear(2, 2);
+    linear.materialize(nn::Seed{1});
+    nn::Sgd optimizer(linear.parameters(), {.lr = 0.1});
+    nn::Dropout drop(0.5);
+    const auto train = [&](const Tensor& x) {
+      backward(sum(linear(x)));
+      optimizer.step_and_clear();
+    };
+    auto step = compile(train);
+    const auto call = [&] { is_captured ? step(ones({1, 2})) : train(ones({1, 2})); };
+    for (int i = 0; i < 6; ++i) call();
+    (void)drop(ones({16}));
+    call();
+    (void)drop(ones({16}));
+    nn::take_back_random_calls(true);
+    return drop(ones({16}));
+  };
+  EXPECT_TRUE(same_bits(drawn_again(true), drawn_again(false)));
 }
 
 TEST(DropoutReplay, EagerCallsInBetweenCount) {

@@ -20,6 +20,7 @@ struct StateOf {
 const StateOf kStates[] = {{"a module", nn::ModuleState::fields},
                            {"hooks of gradients", GradHooks::fields},
                            {"random rows", nn::DrawnBy::fields},
+                           {"rows that draw", nn::RowsThatDraw::fields},
                            {"a unit's gathers", nn::GatherKnobs::fields},
                            {"a unit's reductions", nn::ReductionKnobs::fields},
                            {"an optimizer", nn::AskedInBackward::fields}};
