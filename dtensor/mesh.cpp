@@ -8,6 +8,7 @@
 
 #include "dtensor/layer.h"
 #include "dtensor/propagate.h"
+#include "dtensor/scopes.h"
 #include "dtensor/spec_table.h"
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/group/group_names.h"
@@ -120,6 +121,7 @@ DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> ax
   check_axes(axes, ranks_of(group));
   check_fits_rank(*group);
   install_distributed_layer();
+  distributed_modes();  // which a program of a step names, and a rank that reads one looks for
   std::erase_if(roots, [](const auto& r) { return r.expired(); });
   std::shared_ptr<Root> root;
   for (const auto& r : roots)

@@ -6,19 +6,25 @@ namespace sherd {
 
 namespace {
 
-struct Scopes {
-  bool strict = false, implicit = false;
+struct RankModes {
+  HostState<DistributedModes> state{[](const void*) { return std::string("distributed rows"); }, this};
 };
 
-Scopes& scopes() { return RankContext::current().state<Scopes>(); }
+HostState<DistributedModes>& modes() { return RankContext::current().state<RankModes>().state; }
 
 }  // namespace
 
-StrictCommunication::StrictCommunication(bool on) : outer_(scopes().strict) { scopes().strict = on; }
-StrictCommunication::~StrictCommunication() { scopes().strict = outer_; }
-ImplicitReplication::ImplicitReplication(bool on) : outer_(scopes().implicit) { scopes().implicit = on; }
-ImplicitReplication::~ImplicitReplication() { scopes().implicit = outer_; }
-bool is_strict_communication() { return scopes().strict; }
-bool is_implicit_replication() { return scopes().implicit; }
+StrictCommunication::StrictCommunication(bool on) : outer_(modes().all().strict) {
+  modes().set<&DistributedModes::strict>(on);
+}
+StrictCommunication::~StrictCommunication() { modes().set<&DistributedModes::strict>(outer_); }
+ImplicitReplication::ImplicitReplication(bool on) : outer_(modes().all().implicit) {
+  modes().set<&DistributedModes::implicit>(on);
+}
+ImplicitReplication::~ImplicitReplication() { modes().set<&DistributedModes::implicit>(outer_); }
+
+const HostState<DistributedModes>& distributed_modes() { return modes(); }
+bool is_strict_communication() { return modes().get<&DistributedModes::strict>(); }
+bool is_implicit_replication() { return modes().get<&DistributedModes::implicit>(); }
 
 }  // namespace sherd

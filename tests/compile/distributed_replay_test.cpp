@@ -7,6 +7,7 @@
 
 #include "compile/compile.h"
 #include "dtensor/api.h"
+#include "dtensor/scopes.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/op/ops.h"
@@ -42,6 +43,37 @@ TEST(DistributedReplay, EqualPartsOfAnotherWholeAreAnotherGraphOnEveryRank) {
       EXPECT_EQ(step(rows(mesh, count)).item<float>(), 1);
       EXPECT_EQ(step.mode(), Mode::replay) << step.why();
     }
+  });
+}
+
+// Oracle: the step, run eagerly in the same scopes.
+TEST(DistributedReplay, ScopesAroundTheCallAreThoseOfTheEagerStep) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group, "dp");
+    const Tensor split = rows(mesh, 4);
+    const auto mixes = [&](const Tensor& x) { return full_tensor(sum(matmul(x, transpose(split, 0, 1)))); };
+    const auto moves = [&](const Tensor& x) { return full_tensor(cat({split, split}, 0)) + x; };
+    const auto expect_followed = [](const auto& body, const Tensor& x, const auto& refusing, const auto& allowing) {
+      auto step = compile([&](const Tensor& t) { return body(t); });
+      for (int i = 0; i < 5; ++i) allowing([&] { EXPECT_TRUE(same_bits(step(x), body(x))) << i; });
+      ASSERT_EQ(step.mode(), Mode::replay) << step.why();
+      refusing([&] {
+        EXPECT_THROW(body(x), Error);
+        EXPECT_THROW(step(x), Error);
+      });
+      allowing([&] { EXPECT_TRUE(same_bits(step(x), body(x))); });
+      EXPECT_EQ(step.mode(), Mode::replay) << step.why();
+    };
+    const auto outside = [](const auto& run) { run(); };
+    expect_followed(mixes, ones({3, 4}), outside, [](const auto& run) {
+      const ImplicitReplication on;
+      run();
+    });
+    const auto strictly = [](const auto& run) {
+      const StrictCommunication on;
+      run();
+    };
+    expect_followed(moves, ones({1}), strictly, outside);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "dtensor/scopes.h"
 #include "nn/module.h"
 #include "nn/optim/optimizer.h"
 #include "nn/parallel/shard/unit_knobs.h"
@@ -21,6 +22,7 @@ const StateOf kStates[] = {{"a module", nn::ModuleState::fields},
                            {"hooks of gradients", GradHooks::fields},
                            {"random rows", nn::DrawnBy::fields},
                            {"rows that draw", nn::RowsThatDraw::fields},
+                           {"distributed rows", DistributedModes::fields},
                            {"a unit's gathers", nn::GatherKnobs::fields},
                            {"a unit's reductions", nn::ReductionKnobs::fields},
                            {"an optimizer", nn::AskedInBackward::fields}};
