@@ -25,6 +25,7 @@ struct DeviceMesh::Root : std::enable_shared_from_this<DeviceMesh::Root> {
   std::map<std::vector<int>, std::shared_ptr<ProcessGroup>> groups;  // by axes: single ones, flattened ones, all
   std::map<std::string, std::vector<int>> flattened;                 // axes by flattened name
   std::shared_ptr<SpecTable::Former> former_layouts;                 // the rank's
+  std::shared_ptr<RankRegister> home = RankContext::current().rank_register;
   // All meshes over these axes that were ever made. Ranks that are threads have roots of their own.
   std::vector<std::unique_ptr<const Impl>> meshes;
 
@@ -33,10 +34,8 @@ struct DeviceMesh::Root : std::enable_shared_from_this<DeviceMesh::Root> {
     meshes.clear();
     group.reset();
     const bool ends_one = std::ranges::any_of(groups, [](const auto& g) { return g.second.use_count() == 1; });
-    RankContext* const context = RankContext::current_or_null();
-    if (!context) return;
-    ++context->guarded_changes;
-    if (ends_one) context->drain_queues();
+    home->note_change();
+    if (RankContext* const context = RankContext::current_or_null(); context && ends_one) context->drain_queues();
   }
 };
 

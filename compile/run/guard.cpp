@@ -50,8 +50,16 @@ std::string shown(const GraphSlot& slot, bool gradient) {
 
 }  // namespace
 
+Slot& living_slot(const Graph& graph, int index) {
+  Slot* const slot = graph.live.slot(index);
+  if (!slot)
+    fail("the captured step uses slot \"{}\", which no longer exists: capture the step again with compile()",
+         graph.program.slots[static_cast<std::size_t>(index)].name);
+  return *slot;
+}
+
 Tensor bound_tensor(const Graph& graph, const Binding& binding) {
-  const Slot& slot = *graph.live.slot(binding.slot);
+  const Slot& slot = living_slot(graph, binding.slot);
   if (binding.gradient) return slot.grad();
   if (binding.kept) return slot.has_value() ? slot.kept_value() : Tensor();
   return slot.has_value() ? slot.value() : Tensor();
@@ -176,10 +184,7 @@ std::string slot_mismatch(const Graph& graph) {
   for (std::size_t i = 0; i < program.slots.size(); ++i) {
     const GraphSlot& entry = program.slots[i];
     if (entry.is_local) continue;
-    const Slot* slot = graph.live.slot(static_cast<int>(i));
-    check(slot != nullptr,
-          "the captured step uses slot \"{}\", which no longer exists: capture the step again with compile()",
-          entry.name);
+    const Slot* const slot = &living_slot(graph, static_cast<int>(i));
     if (slot->requires_grad() != entry.requires_grad)
       return fmt::format("slot \"{}\" {} a gradient, in the graph it {}", entry.name,
                          slot->requires_grad() ? "wants" : "does not want", entry.requires_grad ? "does" : "does not");
@@ -192,7 +197,7 @@ std::string slot_mismatch(const Graph& graph) {
   }
   for (const Binding& binding : program.bindings) {
     const GraphSlot& slot = program.slot(binding.slot);
-    const Slot& now = *graph.live.slot(binding.slot);
+    const Slot& now = living_slot(graph, binding.slot);
     if (binding.held_by_slot_only && now.grad().defined() && !is_sole_owner(now.grad()))
       return fmt::format("the gradient of \"{}\" is held outside of the slot, in the graph it was not", slot.name);
     const Tensor tensor = bound_tensor(graph, binding);

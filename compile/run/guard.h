@@ -18,6 +18,9 @@ std::string setting_mismatch(const Graph& graph);
 /// The same for the slots the step uses. Throws Error naming a slot that no longer exists.
 std::string slot_mismatch(const Graph& graph);
 
+/// The slot that a name of the program stands for. Error if it no longer exists.
+Slot& living_slot(const Graph& graph, int index);
+
 /// Whether tensors that lay apart in the recorded run now share memory that the step writes: the program knows nothing
 /// of that, so a write would be seen where no node says so. Empty if not. After the other two.
 std::string sharing_mismatch(const Graph& graph, std::span<const Tensor> arguments);

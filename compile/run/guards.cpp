@@ -17,6 +17,20 @@ bool is_updated(const Program& program, const Binding& binding) {
   });
 }
 
+// This rank's, and those of others that have made what the step reads: a model may be trained by another thread than
+// the one that has made it.
+std::vector<std::shared_ptr<const RankRegister>> registers_of(const Graph& graph) {
+  std::vector<std::shared_ptr<const RankRegister>> all{RankContext::current().rank_register};
+  const auto add = [&](const std::shared_ptr<const RankRegister>& home) {
+    if (home && std::ranges::find(all, home) == all.end()) all.push_back(home);
+  };
+  for (std::size_t i = 0; i < graph.live.slots.size(); ++i)
+    if (!graph.program.slots[i].is_local)
+      if (const Slot* const slot = graph.live.slot(static_cast<int>(i))) add(slot->home());
+  for (const auto& setting : graph.live.settings) add(setting->home);
+  return all;
+}
+
 // A slot that is left with an argument looks as the argument of that call does.
 bool keeps_an_argument(const Program& program) {
   return std::ranges::any_of(program.updates, [&](const SlotUpdate& update) {
@@ -27,15 +41,23 @@ bool keeps_an_argument(const Program& program) {
 
 }  // namespace
 
-Guards::Guards(const Graph& graph) : graph_(graph), can_settle_(!keeps_an_argument(graph.program)) {
+Guards::Guards(const Graph& graph)
+    : graph_(graph), registers_(registers_of(graph)), can_settle_(!keeps_an_argument(graph.program)) {
   for (const Binding& binding : graph.program.bindings) {
     if (binding.held_by_slot_only) held_.push_back(&binding);
     if (is_updated(graph.program, binding)) moving_.push_back(&binding);
   }
 }
 
+// Each only grows, so none has changed where the sum has not.
+std::uint64_t Guards::changes() const {
+  std::uint64_t sum = 0;
+  for (const auto& each : registers_) sum += each->changes();
+  return sum;
+}
+
 std::string Guards::mismatch(std::span<const Tensor> arguments) {
-  const std::uint64_t now = RankContext::current().guarded_changes;
+  const std::uint64_t now = changes();
   if (!is_settled_ || now != seen_) {
     std::string found = look_at_all(arguments);
     fits_as_left_ = found.empty() && now == seen_;
@@ -43,7 +65,7 @@ std::string Guards::mismatch(std::span<const Tensor> arguments) {
   }
   if (std::string found = argument_mismatch(graph_, arguments); !found.empty()) return found;
   const bool is_held = std::ranges::any_of(held_, [&](const Binding* binding) {
-    const Tensor& grad = graph_.live.slot(binding->slot)->grad();
+    const Tensor& grad = living_slot(graph_, binding->slot).grad();
     return grad.defined() && !is_sole_owner(grad);
   });
   return is_held || may_share(arguments) ? look_at_all(arguments) : std::string();
@@ -52,7 +74,7 @@ std::string Guards::mismatch(std::span<const Tensor> arguments) {
 // A replay leaves the same shapes, layouts and shared bytes each time, because it starts from the same. So if these fit
 // once, without a change in between, they do after every replay.
 void Guards::replayed() {
-  seen_ = RankContext::current().guarded_changes;
+  seen_ = changes();
   is_settled_ = can_settle_ && (is_settled_ || fits_as_left_);
 }
 

@@ -2,11 +2,13 @@
 // The guards of one recording over many calls. All are looked at when something that they read has changed since its
 // last replay; when nothing has, what a call brings itself: its arguments, and who else holds a gradient.
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "compile/ir/graph.h"
+#include "runtime/exec/rank_register.h"
 
 namespace sherd {
 
@@ -24,14 +26,16 @@ class Guards {
   std::int64_t num_looks() const { return num_looks_; }
 
  private:
+  std::uint64_t changes() const;
   std::string look_at_all(std::span<const Tensor> arguments);
   bool may_share(std::span<const Tensor> arguments) const;
 
   const Graph& graph_;
-  std::vector<const Binding*> held_;    // gradients that nothing but the slot may hold
-  std::vector<const Binding*> moving_;  // whose storage each replay replaces
-  std::vector<const Storage*> fixed_;   // of all others from outside, but arguments; ordered
-  std::uint64_t seen_ = 0;              // RankContext::guarded_changes at the end of the last replay
+  std::vector<const Binding*> held_;                            // gradients that nothing but the slot may hold
+  std::vector<const Binding*> moving_;                          // whose storage each replay replaces
+  std::vector<const Storage*> fixed_;                           // of all others from outside, but arguments; ordered
+  std::vector<std::shared_ptr<const RankRegister>> registers_;  // of whose ranks the step reads something
+  std::uint64_t seen_ = 0;                                      // changes() at the end of the last replay
   std::int64_t num_looks_ = 0;
   bool can_settle_;
   bool fits_as_left_ = false;  // all was looked at, and fits, as the last replay has left it

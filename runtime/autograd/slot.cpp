@@ -44,51 +44,16 @@ void note_grad_used(const Slot& slot) {
     context->capture->grad_used(slot);
 }
 
-void note_change() {
-  if (RankContext* context = RankContext::current_or_null()) ++context->guarded_changes;
-}
-
 }  // namespace
 
-/// State of the rank context: its slots in order, with null in the places of those that are gone, until there are many.
-struct KnownSlots {
-  std::vector<Slot*> all;
-  std::size_t num_gone = 0;
-
-  void add(Slot& slot) {
-    slot.place_ = all.size();
-    all.push_back(&slot);
-  }
-  // A slot may be destroyed after its rank's scope, or on another thread.
-  void remove(const Slot& slot) {
-    if (slot.place_ >= all.size() || all[slot.place_] != &slot) return;
-    all[slot.place_] = nullptr;
-    if (++num_gone > all.size() / 2) close_gaps();
-  }
-  void close_gaps() {
-    std::erase(all, nullptr);
-    for (std::size_t i = 0; i < all.size(); ++i) all[i]->place_ = i;
-    num_gone = 0;
-  }
-};
-
-const std::vector<Slot*>& living_slots() {
-  KnownSlots& known = RankContext::current().state<KnownSlots>();
-  if (known.num_gone > 0) known.close_gaps();
-  return known.all;
-}
+std::vector<Slot*> living_slots() { return Registered<Slot>::living(); }
 
 Slot::Slot(std::string name, bool requires_grad)
-    : name_(std::move(name)), leaf_(new Leaf(this)), sink_(default_sink()), requires_grad_(requires_grad) {
-  RankContext::current().state<KnownSlots>().add(*this);
-}
+    : name_(std::move(name)), leaf_(new Leaf(this)), sink_(default_sink()), requires_grad_(requires_grad) {}
 
 Slot::~Slot() {
   static_cast<Leaf*>(leaf_.get())->slot = nullptr;
-  if (RankContext* context = RankContext::current_or_null()) {
-    context->state<KnownSlots>().remove(*this);
-    ++context->guarded_changes;
-  }
+  registered_.note_change();
 }
 
 const Tensor& Slot::value() const {
@@ -110,7 +75,7 @@ void Slot::set(const Tensor& tensor) {
 
 void Slot::present(Tensor tensor) {
   value_ = std::move(tensor);
-  note_change();
+  registered_.note_change();
 }
 
 void Slot::keep(Tensor tensor) {
@@ -131,7 +96,7 @@ void Slot::assign(const Tensor& values) {
 void Slot::set_requires_grad(bool on) {
   if (requires_grad_ == on) return;
   requires_grad_ = on;
-  note_change();
+  registered_.note_change();
   if (value_.defined()) value_ = attach(value_);
 }
 
@@ -144,7 +109,7 @@ void Slot::set_grad(Tensor grad) {
   note_grad_used(*this);
   if (!grad.defined() && !grad_.defined()) return;
   grad_ = std::move(grad);
-  note_change();
+  registered_.note_change();
 }
 
 void Slot::clear_grad() {

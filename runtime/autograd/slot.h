@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/autograd/node.h"
+#include "runtime/exec/rank_register.h"
 
 namespace sherd {
 
@@ -99,15 +100,15 @@ class Slot {
   /// Error while a step is being captured if a hook is not capturable.
   void run_grad_hooks();
   Leaf* leaf() const { return static_cast<Leaf*>(leaf_.get()); }
+  /// Where its changes are counted, whatever thread makes them.
+  const std::shared_ptr<RankRegister>& home() const { return registered_.home(); }
 
  protected:
   /// Undefined: value() is all there is.
   void keep(Tensor tensor);
 
  private:
-  friend struct KnownSlots;
   std::string name_;
-  std::size_t place_ = 0;  // among those of its rank
   Tensor value_, kept_, grad_;
   NodeRef leaf_;
   GradSink* sink_;
@@ -120,10 +121,11 @@ class Slot {
   bool requires_grad_;
   bool is_of_step_ = false;
   std::string torn_;
+  Registered<Slot> registered_{this};
 };
 
-/// The slots alive on this rank, in the order in which they were made: state, which a capture knows from temporaries.
-/// Valid until one is made or destroyed.
-const std::vector<Slot*>& living_slots();
+/// The slots that this rank has made and that live, in the order of making: state, which a capture knows from
+/// temporaries.
+std::vector<Slot*> living_slots();
 
 }  // namespace sherd

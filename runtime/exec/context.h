@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/exec/backend.h"
+#include "runtime/exec/rank_register.h"
 #include "runtime/memory/event.h"
 #include "runtime/memory/rank_memory.h"
 #include "runtime/tensor/intrusive.h"
@@ -109,9 +110,9 @@ class RankContext final : public RankMemory {
   /// The active check of what orders accesses to memory, or null; see hazards.h.
   HazardChecker* hazards = nullptr;
 
-  /// How often it has changed what guards of recordings read beside arguments: a slot's tensor or gradient, whether it
-  /// wants one, a setting; the end of a slot or a mesh. See compile/run/guards.h.
-  std::uint64_t guarded_changes = 0;
+  /// What is made on this rank holds it and counts there what guards of recordings read beside arguments: a slot's
+  /// tensor or gradient, whether it wants one, a setting; the end of a slot or a mesh. See compile/run/guards.h.
+  const std::shared_ptr<RankRegister> rank_register = std::make_shared<RankRegister>();
 
  private:
   friend class RankScope;

@@ -12,6 +12,7 @@ namespace sherd {
 
 class Slot;
 struct Op;
+class RankRegister;
 class AttrsView;
 
 /// A condition, in words, that a step's behaviour depends on and that is no tensor: a recording is valid while its
@@ -19,6 +20,7 @@ class AttrsView;
 struct StepSetting {
   std::string text;    ///< its value
   std::string name{};  ///< whose it is, and what: "blocks.3.drop training"; the same from run to run, see step_names.h
+  std::shared_ptr<const RankRegister> home{};  ///< counts its changes
 };
 
 class CaptureSink {

@@ -58,9 +58,8 @@ class StateCells {
   const void* const object_;
   const Label label_;
   const void* const owner_;
-  std::size_t place_ = 0;                                    // in the rank's list
   mutable std::vector<std::shared_ptr<StepSetting>> cells_;  // by field, or empty; null: nobody has asked for it
-  friend struct KnownStates;
+  Registered<StateCells> registered_{this};
 };
 
 /// A struct of fields, with its cells.

@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <thread>
+
 #include "nn/layers/dropout.h"
 #include "tests/compile/tiny_net.h"
 #include "tests/support/compile_once.h"
@@ -88,6 +91,72 @@ TEST(Guards, SeeEachChangeOfWhatHasSettled) {
     EXPECT_EQ(s.why(), "replayed");
     const GradMode off(false);
     EXPECT_EQ(s.why(), "recorded: recording of gradients is off, the graph was captured with it on");
+  }
+}
+
+// Who owns a model may be another thread than the rank's, which waits meanwhile.
+void on_another_thread(const std::function<void()>& change) {
+  std::thread([&] {
+    const RankScope scope;
+    change();
+  }).join();
+}
+
+TEST(Guards, SeeWhatAnotherThreadChanges) {
+  {
+    Settled s;
+    std::thread([&] { s.drop.train(false); }).join();
+    EXPECT_EQ(s.why(), "recorded: (model) training is false, in the graph it is true");
+  }
+  {
+    Settled s;
+    const Tensor shorter = full({1}, 5.0);
+    on_another_thread([&] { s.w.set(shorter); });
+    EXPECT_EQ(s.why(), "recorded: slot \"w\" is f32[1], the graph has f32[2]");
+  }
+  {
+    Settled s;
+    on_another_thread([&] { s.w.set_requires_grad(false); });
+    EXPECT_EQ(s.why(), "recorded: slot \"w\" does not want a gradient, in the graph it does");
+  }
+}
+
+TEST(Guards, SeeAChangeOfWhatAnotherRankHasMade) {
+  nn::Dropout drop(0.5);
+  std::atomic<int> turn{0};
+  std::string before, after;
+  std::thread rank([&] {
+    const RankScope scope;
+    auto step = compile_once([&](const Tensor& x) { return drop.training() ? x : x + 1.0; });
+    for (int i = 0; i < kSettled; ++i) step(ones({2}));
+    before = step.why();
+    turn = 1;
+    turn.notify_all();
+    turn.wait(1);
+    EXPECT_EQ(step(ones({2})).to_vector<float>()[0], 2);
+    after = step.why();
+  });
+  turn.wait(0);
+  drop.train(false);
+  turn = 2;
+  turn.notify_all();
+  rank.join();
+  EXPECT_EQ(before, "replayed");
+  EXPECT_EQ(after, "recorded: (model) training is false, in the graph it is true");
+}
+
+TEST(Guards, SeeASlotThatHasEndedOnAnotherThread) {
+  for (const bool keeps_gradient : {false, true}) {
+    auto w = std::make_unique<Slot>("w", true);
+    w->set(ones({2}));
+    auto step = compile_once([&](const Tensor& x) {
+      if (!keeps_gradient) w->clear_grad();
+      backward(sum(w->value() * x));
+    });
+    for (int i = 0; i < kSettled; ++i) step(ones({2}));
+    EXPECT_EQ(step.why(), "replayed");
+    std::thread([&] { w.reset(); }).join();
+    expect_error([&] { step(ones({2})); }, {"slot \"w\"", "no longer exists", "compile()"});
   }
 }
 

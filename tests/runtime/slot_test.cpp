@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/autograd/autograd.h"
@@ -29,6 +30,24 @@ TEST(Slot, KeepsItsNameLeafAndPlaceInTheContext) {
     EXPECT_EQ(slot.value().grad_node(), leaf);
   }
   EXPECT_EQ(living_slots().size(), before);
+}
+
+TEST(Slot, IsNotAmongTheLivingWhereverItEnds) {
+  const std::vector<Slot*> before = living_slots();
+  auto slot = std::make_unique<Slot>("weight");
+  std::thread([&] {
+    const RankScope scope;
+    EXPECT_TRUE(living_slots().empty());
+    slot.reset();
+  }).join();
+  EXPECT_EQ(living_slots(), before);
+  {
+    const RankScope scope;
+    slot = std::make_unique<Slot>("weight");
+    EXPECT_EQ(living_slots().size(), 1u);
+  }
+  slot.reset();  // after its rank's scope
+  EXPECT_EQ(living_slots(), before);
 }
 
 TEST(Slot, LivingOnesAreInTheOrderInWhichTheyWereMade) {

@@ -41,9 +41,10 @@ class GuardsRun {
     std::vector<double> seconds, all;
     for (int i = 0; i < samples; ++i) {
       seconds.push_back(seconds_per_look(1000));
-      ++RankContext::current().guarded_changes;  // so it looks at all until the next replay
+      RankContext::current().rank_register->note_change();  // so it looks at all until the next replay
       all.push_back(seconds_per_look(1));
-      --RankContext::current().guarded_changes;
+      step_(arguments_);
+      guards_->replayed();
     }
     return {{"seconds", seconds},
             {"seconds_to_look_at_all", all},

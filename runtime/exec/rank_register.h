@@ -1,0 +1,73 @@
+#pragma once
+// What a rank shares with the things made on it: how often something has changed that guards of recordings read, and
+// which of the things live. A thing may change, or end, on another thread and after its rank's scope, so it holds the
+// register of the rank that has made it, and counts there.
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace sherd {
+
+class RankRegister {
+ public:
+  /// How often things of this rank have changed. Whatever lets another thread see a change lets it see the count.
+  std::uint64_t changes() const { return changes_.load(std::memory_order_relaxed); }
+  void note_change() { changes_.fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  friend class RegisteredThing;
+  std::atomic<std::uint64_t> changes_{0};
+  std::mutex mutex_;
+  std::vector<std::list<void*>> living_;  // by kind, in the order in which they were made
+};
+
+/// The place of a thing in the register of its rank, without its type.
+class RegisteredThing {
+ public:
+  RegisteredThing(const RegisteredThing&) = delete;
+  RegisteredThing& operator=(const RegisteredThing&) = delete;
+
+  /// The register of the rank that has made the thing.
+  const std::shared_ptr<RankRegister>& home() const { return home_; }
+  /// Something has changed that guards read.
+  void note_change() const { home_->note_change(); }
+  /// The thing ends: it is not among the living any more. The destructor does so, too.
+  void leave() noexcept;
+
+ protected:
+  RegisteredThing(std::size_t kind, void* thing);
+  ~RegisteredThing() { leave(); }
+  static std::size_t next_kind();
+  static std::vector<void*> living(std::size_t kind);
+
+ private:
+  const std::shared_ptr<RankRegister> home_;
+  const std::size_t kind_;
+  bool is_listed_ = true;
+  std::list<void*>::iterator place_;
+};
+
+/// A member of a T, which its rank knows while it lives. One T belongs to one library.
+template <class T>
+class Registered final : public RegisteredThing {
+ public:
+  explicit Registered(T* thing) : RegisteredThing(kind(), thing) {}
+  /// Those that this rank has made and that live, in the order of making.
+  static std::vector<T*> living() {
+    std::vector<T*> result;
+    for (void* thing : RegisteredThing::living(kind())) result.push_back(static_cast<T*>(thing));
+    return result;
+  }
+
+ private:
+  static std::size_t kind() {
+    static const std::size_t index = next_kind();
+    return index;
+  }
+};
+
+}  // namespace sherd
