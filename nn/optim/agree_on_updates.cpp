@@ -87,7 +87,7 @@ std::string torn_anywhere(const std::vector<std::vector<Report>>& by_rank, std::
 }
 
 void agree_on(const std::vector<Optimizer*>& optimizers, ProcessGroup& group) {
-  const std::vector<LossScaler*>& scalers = LossScaler::living();  // of which models they do not know
+  const std::vector<LossScaler*> scalers = LossScaler::living();  // of which models they do not know
   std::string own, failure;
   try {
     for (Optimizer* optimizer : optimizers) optimizer->forget_step();

@@ -38,11 +38,6 @@ void check_options(const LossScalerOptions& o) {
   check_not_subnormal("LossScaler: min_scale", o.min_scale);
 }
 
-// State of the rank context.
-struct LivingScalers {
-  std::vector<LossScaler*> list;
-};
-
 }  // namespace
 
 LossScaler::LossScaler(const LossScalerOptions& options)
@@ -57,14 +52,11 @@ LossScaler::LossScaler(const LossScalerOptions& options)
   good_steps_.set(Tensor::scalar(0));
   skipped_steps_.set(Tensor::scalar(0));
   finite_.set(ones({}, DType::boolean));
-  RankContext::current().state<LivingScalers>().list.push_back(this);
 }
 
-LossScaler::~LossScaler() {
-  if (RankContext* context = RankContext::current_or_null()) std::erase(context->state<LivingScalers>().list, this);
-}
+LossScaler::~LossScaler() = default;
 
-const std::vector<LossScaler*>& LossScaler::living() { return RankContext::current().state<LivingScalers>().list; }
+std::vector<LossScaler*> LossScaler::living() { return Registered<LossScaler>::living(); }
 
 void LossScaler::forget_step() { fill_into(finite_.value(), 1); }
 

@@ -72,7 +72,7 @@ class LossScaler {
   /// A step was left: what unscale() has seen in it does not count. Local.
   void forget_step();
   /// Those of this rank that live, in the order in which they were made.
-  static const std::vector<LossScaler*>& living();
+  static std::vector<LossScaler*> living();
 
  private:
   void move_to(Device device);
@@ -80,6 +80,7 @@ class LossScaler {
   const LossScalerOptions options_;
   Slot scale_, good_steps_, skipped_steps_;
   Slot finite_;  // bool: what unscale() has seen since the last update(); true between steps
+  Registered<LossScaler> registered_{this};
 };
 
 }  // namespace sherd::nn

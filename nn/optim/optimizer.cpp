@@ -14,11 +14,6 @@
 namespace sherd::nn {
 
 namespace {
-// State of the rank context.
-struct LivingOptimizers {
-  std::vector<Optimizer*> list;
-};
-
 // This rank's, or null. Takes no handle, because a step asks for the bytes of every parameter.
 const Storage* bytes_of(const Tensor& t) {
   return t.is_distributed() ? t.impl()->local->storage.get() : t.storage().get();
@@ -40,15 +35,12 @@ Optimizer::Optimizer(std::vector<Parameter*> parameters, double lr)
   scale_.set(Tensor::scalar(1));
   scale_.set_of_step();
   move_scalars(update_device(*parameters_[0]));
-  RankContext::current().state<LivingOptimizers>().list.push_back(this);
   rows_that_draw();  // which a program of a step names, and a rank that reads one looks for
 }
 
-void Optimizer::forget() noexcept {
-  if (RankContext* context = RankContext::current_or_null()) std::erase(context->state<LivingOptimizers>().list, this);
-}
+void Optimizer::forget() noexcept { registered_.leave(); }
 
-const std::vector<Optimizer*>& Optimizer::living() { return RankContext::current().state<LivingOptimizers>().list; }
+std::vector<Optimizer*> Optimizer::living() { return Registered<Optimizer>::living(); }
 
 void Optimizer::move_scalars(Device device) {
   if (device.is_meta()) return;

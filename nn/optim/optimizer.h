@@ -108,7 +108,7 @@ class Optimizer {
   /// A step was left: its gradient scale does not count, nor does a step_in_backward() that was to follow. Local.
   void forget_step();
   /// Those of this rank that live, in the order in which they were made.
-  static const std::vector<Optimizer*>& living();
+  static std::vector<Optimizer*> living();
 
   /// State of all parameters, made now if there was no step yet; part of a checkpoint.
   std::vector<OptimizerState> state();
@@ -189,6 +189,7 @@ class Optimizer {
   std::shared_ptr<const int> alive_ = std::make_shared<int>(0);  // for hooks of parameters, which live on
   Slot lr_, step_, scale_;
   bool has_stepped_ = false;
+  Registered<Optimizer> registered_{this};
 };
 
 }  // namespace sherd::nn

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <thread>
 
 #include "nn/checkpoint/training_state.h"
 #include "nn/optim/adamw.h"
@@ -241,6 +242,21 @@ TEST(LossScaler, ACheckpointBringsItBack) {
         EXPECT_TRUE(same_bits(a[i]->value().local(), b[i]->value().local())) << a[i]->name();
     });
   }
+}
+
+TEST(LossScaler, IsNotAmongTheLivingWhereverItEnds) {
+  Parameter p("p", {2}, {}, DType::f32);
+  const std::size_t scalers = LossScaler::living().size(), optimizers = Optimizer::living().size();
+  auto scaler = std::make_unique<LossScaler>();
+  auto optimizer = std::make_unique<AdamW>(std::vector<Parameter*>{&p});
+  EXPECT_EQ(LossScaler::living().back(), scaler.get());
+  EXPECT_EQ(Optimizer::living().back(), optimizer.get());
+  std::thread([&] {
+    scaler.reset();
+    optimizer.reset();
+  }).join();
+  EXPECT_EQ(LossScaler::living().size(), scalers);
+  EXPECT_EQ(Optimizer::living().size(), optimizers);
 }
 
 }  // namespace
