@@ -148,7 +148,9 @@ bool Slot::has_grad_hooks() const {
 
 void Slot::run_grad_hooks() {
   note_hooks_read();
-  for (const Hook& hook : hooks_) {
+  auto next = hooks_.begin();
+  for (std::size_t left = hooks_.size(); left > 0; --left, ++next) {  // those that are added meanwhile run later
+    const Hook& hook = *next;
     check(hook.options.capturable || !RankContext::current().capture,
           "a gradient hook of \"{}\" is not marked capturable, and a replayed step would not run it: register it with "
           "{{.capturable = true}} if all it does goes through ops and slots, or take it out of the captured step",

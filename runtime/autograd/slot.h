@@ -2,6 +2,7 @@
 // A slot is the only thing that changes: a named cell holding a tensor, with one autograd leaf for life.
 // Parameters, buffers, optimizer state, the learning rate and the step counter are slots.
 #include <functional>
+#include <list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -93,8 +94,8 @@ class Slot {
   /// Null restores the default sink. `place` is the sink's own: where it keeps what belongs to this slot.
   void set_sink(GradSink* sink, std::size_t place = 0);
   std::size_t sink_place() const { return sink_place_; }
-  /// Runs after the gradient of a backward pass is complete (and reduced). Steps that were captured before are recorded
-  /// again.
+  /// Runs after the gradient of a backward pass is complete (and reduced); one that is added by a hook that runs, from
+  /// the next gradient on. Steps that were captured before are recorded again.
   void on_grad_accumulated(std::function<void(Slot&)> hook, HookOptions options = {});
   bool has_grad_hooks() const;
   /// Error while a step is being captured if a hook is not capturable.
@@ -117,7 +118,7 @@ class Slot {
     std::function<void(Slot&)> function;
     HookOptions options;
   };
-  std::vector<Hook> hooks_;
+  std::list<Hook> hooks_;  // one that runs stays where it is while others are added
   bool requires_grad_;
   bool is_of_step_ = false;
   std::string torn_;

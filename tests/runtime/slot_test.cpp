@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "runtime/autograd/autograd.h"
@@ -30,6 +31,22 @@ TEST(Slot, KeepsItsNameLeafAndPlaceInTheContext) {
     EXPECT_EQ(slot.value().grad_node(), leaf);
   }
   EXPECT_EQ(living_slots().size(), before);
+}
+
+TEST(Slot, AHookThatAHookAddsRunsFromTheNextGradientOn) {
+  Slot slot("weight", true);
+  slot.set(ones({2}));
+  int added = 0;
+  std::string text = "a hook's own data stay where they are";
+  slot.on_grad_accumulated([&added, text, is_first = true](Slot& s) mutable {
+    if (std::exchange(is_first, false))
+      for (int i = 0; i < 20; ++i) s.on_grad_accumulated([&added](Slot&) { ++added; });
+    EXPECT_EQ(text, "a hook's own data stay where they are");
+  });
+  backward(sum(slot.value()));
+  EXPECT_EQ(added, 0);
+  backward(sum(slot.value()));
+  EXPECT_EQ(added, 20);
 }
 
 TEST(Slot, IsNotAmongTheLivingWhereverItEnds) {
