@@ -52,6 +52,7 @@ void Module::adopt(std::string name, std::unique_ptr<Module> child) {
   below.rename_below();
   root().num_added_ += below.num_added_;
   root().count_hooks(below.num_hooks_, below.hooks_mark_);
+  count_parts(1 + below.state_.all().parts);
 }
 
 // Parameters carry their full path: initial values and checkpoints are keyed by it.
@@ -75,12 +76,14 @@ Parameter& Module::add_parameter(std::string name, const Shape& shape, Init init
   owned_parameters_.push_back(
       std::make_unique<Parameter>(prefix.empty() ? name : prefix + "." + name, shape, init, dtype));
   parameters_.push_back({std::move(name), owned_parameters_.back().get(), false});
+  count_parts(1);
   return *owned_parameters_.back();
 }
 
 Parameter& Module::share_parameter(std::string name, Parameter& other) {
   check_parameter_name(name);
   parameters_.push_back({std::move(name), &other, true});
+  count_parts(1);
   return other;
 }
 
@@ -88,6 +91,7 @@ Buffer& Module::add_buffer(std::string name, const Tensor& value) {
   check_name("buffer", name);
   for (const auto& b : buffers_) check(b->name() != name, "\"{}\" has a buffer \"{}\" already", path(), name);
   buffers_.push_back(std::make_unique<Buffer>(std::move(name), value));
+  count_parts(1);
   return *buffers_.back();
 }
 
@@ -246,6 +250,16 @@ Module& Module::root() {
   return *top;
 }
 
+void Module::count_parts(std::int64_t come) {
+  HostState<ModuleState>& state = root().state_;
+  state.set<&ModuleState::parts>(state.all().parts + come);
+}
+
+void Module::note_parts_read() const {
+  if (RankContext::current().capture) [[unlikely]]
+    root().state_.get<&ModuleState::parts>();
+}
+
 void Module::count_hooks(int come, std::uint64_t mark) {
   num_hooks_ += come;
   hooks_mark_ += mark;
@@ -297,8 +311,10 @@ Module::ForwardScope::ForwardScope(Module& module) : module_(module), outer_path
   }
   context.module_path = module.interned_path_;
   try {
-    if (context.capture) [[unlikely]]
+    if (context.capture) [[unlikely]] {
       module.root().state_.get<&ModuleState::hooks>();
+      module.note_parts_read();
+    }
     if (context.records_segment()) [[unlikely]]
       module.check_recomputable();
     for (; entered_ < module.hooks_.size(); ++entered_) module.hooks_[entered_]->before_forward(module);

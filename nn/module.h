@@ -121,9 +121,12 @@ class ModuleHook {
 struct ModuleState {
   bool training = true;
   std::string hooks = "none";  ///< at a root: those of its tree, as how many and which
+  std::int64_t parts = 0;      ///< at a root: how many modules, parameters and buffers its tree was given
   static constexpr AttrField fields[] = {
       attr<&ModuleState::training>("training").seen_by(SeenBy::guard, "dropout; training() of any module"),
-      attr<&ModuleState::hooks>("hooks").seen_by(SeenBy::guard, "every forward, for all modules below the root")};
+      attr<&ModuleState::hooks>("hooks").seen_by(SeenBy::guard, "every forward, for all modules below the root"),
+      attr<&ModuleState::parts>("parts").seen_by(SeenBy::guard,
+                                                 "every forward, for all modules below the root; items of a list")};
 };
 
 class Module {
@@ -190,6 +193,9 @@ class Module {
   auto run_hooked(Fn&& fn, Args&&... args);
 
  protected:
+  /// The step that is being recorded goes by what the tree is made of.
+  void note_parts_read() const;
+
   template <class M, class... Args>
   M& add(std::string name, Args&&... args) {
     auto child = std::make_unique<M>(std::forward<Args>(args)...);
@@ -228,6 +234,9 @@ class Module {
   void adopt(std::string name, std::unique_ptr<Module> child);
   void rename_below();
   Module& root();
+  const Module& root() const { return const_cast<Module*>(this)->root(); }
+  /// The tree has grown by as many modules, parameters or buffers.
+  void count_parts(std::int64_t come);
   /// Hooks of the tree below have come or gone.
   void count_hooks(int come, std::uint64_t mark);
   /// Calls `then` for each parameter that has no values, as soon as it has bytes.

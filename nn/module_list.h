@@ -19,7 +19,10 @@ class ModuleList : public ModuleContainer {
     items_.push_back(&item);
     return item;
   }
-  const std::vector<M*>& items() const { return items_; }
+  const std::vector<M*>& items() const {
+    note_parts_read();
+    return items_;
+  }
 
  private:
   std::vector<M*> items_;

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "nn/layers/dropout.h"
+#include "nn/module_list.h"
 #include "tests/compile/tiny_net.h"
 #include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
@@ -241,6 +242,31 @@ TEST(Guards, NeverSettleWhereASlotKeepsAnArgument) {
     EXPECT_EQ(step(x).to_vector<float>()[0], before + static_cast<float>(start + 1)) << step.why();
     before = static_cast<float>(start + 1);
   }
+}
+
+struct Chain : nn::Layer<Chain> {
+  nn::ModuleList<nn::Dropout>& list;
+  Chain() : list(add<nn::ModuleList<nn::Dropout>>("list")) { list.append(0.0); }
+  Tensor forward(Tensor x) {
+    for (nn::Dropout* item : list.items()) x = (*item)(x) + 1.0;
+    return x;
+  }
+};
+
+TEST(Guards, SeeATreeThatGrows) {
+  Chain chain;
+  auto step = compile_once([&](const Tensor& x) { return chain(x); });
+  nn::ModuleList<nn::Dropout> empty;
+  auto over_items = compile_once([&](const Tensor& x) { return x + static_cast<double>(empty.items().size()); });
+  for (int i = 0; i < kSettled; ++i) {
+    EXPECT_EQ(step(zeros({1})).item<float>(), 1);
+    EXPECT_EQ(over_items(zeros({1})).item<float>(), 0);
+  }
+  chain.list.append(0.0);
+  empty.append(0.0);
+  EXPECT_EQ(step(zeros({1})).item<float>(), 2) << step.why();
+  EXPECT_EQ(over_items(zeros({1})).item<float>(), 1) << over_items.why();
+  EXPECT_EQ(step.mode(), Mode::record);
 }
 
 TEST(Guards, SeeASlotThatIsGone) {
