@@ -62,6 +62,8 @@ CompiledStep& CompiledStep::operator=(CompiledStep&&) noexcept = default;
 
 const Graph* CompiledStep::graph() const { return entries_.empty() ? nullptr : &entries_.front()->graph; }
 
+std::int64_t CompiledStep::num_looks() const { return entries_.empty() ? 0 : entries_.front()->guards.num_looks(); }
+
 std::string CompiledStep::why() const {
   switch (mode_) {
     case Mode::none: return "not called yet";

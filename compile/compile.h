@@ -72,6 +72,8 @@ class CompiledStep {
   /// The recording the last call made or used, as passes left it; null before there is one.
   const Graph* graph() const;
   std::size_t num_graphs() const { return entries_.size(); }
+  /// How often all guards of that recording were looked at; no more often once its replays have settled (run/guards.h).
+  std::int64_t num_looks() const;
 
  private:
   struct Entry;
@@ -124,6 +126,7 @@ class CompiledFunction<R(Args...)> {
   CompiledStep::Mode mode() const { return step_.mode(); }
   const Graph* graph() const { return step_.graph(); }
   std::size_t num_graphs() const { return step_.num_graphs(); }
+  std::int64_t num_looks() const { return step_.num_looks(); }
 
  private:
   template <std::size_t... I>
