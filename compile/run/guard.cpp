@@ -135,6 +135,19 @@ std::vector<Outside> storages_from_outside(const Graph& graph, std::span<const T
   return all;
 }
 
+std::vector<ValueId> who_shares(const Program& program, const std::vector<Outside>& all) {
+  std::vector<ValueId> shares(program.values.size(), -1);
+  const Storage* storage = nullptr;
+  ValueId first = -1;
+  for (const Outside& outside : all) {
+    if (program.value(outside.value).kind == ValueKind::argument) continue;
+    if (storage != outside.storage) first = outside.value;
+    storage = outside.storage;
+    shares[static_cast<std::size_t>(outside.value)] = first;
+  }
+  return shares;
+}
+
 // Of arguments that share memory the first stands for all.
 ValueId root_of(const Program& program, ValueId id) {
   if (program.value(id).kind != ValueKind::argument) return id;
@@ -161,8 +174,9 @@ bool writes_one(const Program& program, ValueId a, ValueId b) {
 
 }  // namespace
 
-std::string sharing_mismatch(const Graph& graph, std::span<const Tensor> arguments) {
+std::string sharing_mismatch(const Graph& graph, std::span<const Tensor> arguments, std::vector<ValueId>* shares) {
   const std::vector<Outside> all = storages_from_outside(graph, arguments);
+  if (shares) *shares = who_shares(graph.program, all);
   for (std::size_t i = 1; i < all.size(); ++i)
     for (std::size_t j = i; j > 0 && all[j - 1].storage == all[i].storage; --j)
       if (writes_one(graph.program, all[j - 1].value, all[i].value))

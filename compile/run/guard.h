@@ -4,6 +4,7 @@
 // step has read are unchanged.
 #include <span>
 #include <string>
+#include <vector>
 
 #include "compile/ir/graph.h"
 
@@ -22,8 +23,10 @@ std::string slot_mismatch(const Graph& graph);
 Slot& living_slot(const Graph& graph, int index);
 
 /// Whether tensors that lay apart in the recorded run now share memory that the step writes: the program knows nothing
-/// of that, so a write would be seen where no node says so. Empty if not. After the other two.
-std::string sharing_mismatch(const Graph& graph, std::span<const Tensor> arguments);
+/// of that, so a write would be seen where no node says so. Empty if not. After the other two. `shares`: by value, the
+/// first whose memory it has, of all from outside but arguments; -1 for others.
+std::string sharing_mismatch(const Graph& graph, std::span<const Tensor> arguments,
+                             std::vector<ValueId>* shares = nullptr);
 
 /// Freezes and unfreezes slots as the step leaves them.
 void leave_requires_grad(const Graph& graph);

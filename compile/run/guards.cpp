@@ -60,8 +60,12 @@ std::string Guards::mismatch(std::span<const Tensor> arguments) {
   const std::uint64_t now = changes();
   if (!is_settled_ || now != seen_) {
     std::string found = look_at_all(arguments);
-    fits_as_left_ = found.empty() && now == seen_;
-    return found;
+    if (!found.empty()) return found;
+    const bool is_alike = found_ == before_;
+    stays_alike_ = is_alike && (stays_alike_ || (is_as_left_ && now == seen_));
+    is_as_left_ = false;
+    before_.swap(found_);
+    return {};
   }
   if (std::string found = argument_mismatch(graph_, arguments); !found.empty()) return found;
   const bool is_held = std::ranges::any_of(held_, [&](const Binding* binding) {
@@ -71,11 +75,13 @@ std::string Guards::mismatch(std::span<const Tensor> arguments) {
   return is_held || may_share(arguments) ? look_at_all(arguments) : std::string();
 }
 
-// A replay leaves the same shapes, layouts and shared bytes each time, because it starts from the same. So if these fit
-// once, without a change in between, they do after every replay.
+// What shares memory after a replay follows from what shares memory before it, and so do shapes and layouts. So if a
+// replay leaves that as it has found it, all later ones do. Slots that hand their tensors on may take some calls to
+// come to that, or never come to it.
 void Guards::replayed() {
   seen_ = changes();
-  is_settled_ = can_settle_ && (is_settled_ || fits_as_left_);
+  is_as_left_ = true;
+  is_settled_ = can_settle_ && stays_alike_;
 }
 
 std::string Guards::look_at_all(std::span<const Tensor> arguments) {
@@ -84,7 +90,7 @@ std::string Guards::look_at_all(std::span<const Tensor> arguments) {
   std::string found = setting_mismatch(graph_);
   if (found.empty()) found = argument_mismatch(graph_, arguments);
   if (found.empty()) found = slot_mismatch(graph_);
-  if (found.empty()) found = sharing_mismatch(graph_, arguments);
+  if (found.empty()) found = sharing_mismatch(graph_, arguments, &found_);
   if (!found.empty()) return found;
   fixed_.clear();
   for (const Binding& binding : graph_.program.bindings)

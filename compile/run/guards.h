@@ -37,9 +37,11 @@ class Guards {
   std::vector<std::shared_ptr<const RankRegister>> registers_;  // of whose ranks the step reads something
   std::uint64_t seen_ = 0;                                      // changes() at the end of the last replay
   std::int64_t num_looks_ = 0;
+  std::vector<ValueId> before_, found_;  // what shares memory: before the last replay, and at the last look
   bool can_settle_;
-  bool fits_as_left_ = false;  // all was looked at, and fits, as the last replay has left it
-  bool is_settled_ = false;    // what a replay leaves, fits the next call
+  bool is_as_left_ = false;   // a replay has ended, and not all was looked at since
+  bool stays_alike_ = false;  // a replay that begins with what shares memory as in before_ leaves it so
+  bool is_settled_ = false;   // what a replay leaves, fits the next call
 };
 
 }  // namespace sherd

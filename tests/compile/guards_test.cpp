@@ -244,6 +244,36 @@ TEST(Guards, NeverSettleWhereASlotKeepsAnArgument) {
   }
 }
 
+/// Four slots of which each hands its tensor on to the next, and the last is written in place.
+struct HandedOn {
+  Slot a{"a"}, b{"b"}, c{"c"}, d{"d"};
+  void begin() {
+    float value = 1;
+    for (Slot* slot : {&a, &b, &c, &d}) slot->set(full({2}, value++));
+  }
+  Tensor step(const Tensor& x) {
+    copy_into(d.value().detach(), x);
+    Tensor y = a.value() * 1000.0 + b.value() * 100.0 + c.value() * 10.0 + d.value();
+    d.set(c.value());
+    c.set(b.value());
+    b.set(a.value());
+    return y;
+  }
+};
+
+// After three steps all four are one tensor: what fits once need not fit a call later.
+TEST(Guards, SeeTensorsThatSlotsHandOn) {
+  HandedOn eager, captured;
+  auto step = compile_once([&](const Tensor& x) { return captured.step(x); });
+  for (int i = 0; i < 24; ++i) {
+    if (i < 4 || i == 14)
+      for (HandedOn* each : {&eager, &captured}) each->begin();
+    const Tensor x = full({2}, i + 5.0);
+    EXPECT_EQ(step(x).to_vector<float>(), eager.step(x).to_vector<float>()) << i << " " << step.why();
+  }
+  EXPECT_EQ(step.why(), "replayed");
+}
+
 struct Chain : nn::Layer<Chain> {
   nn::ModuleList<nn::Dropout>& list;
   Chain() : list(add<nn::ModuleList<nn::Dropout>>("list")) { list.append(0.0); }
