@@ -31,6 +31,15 @@ std::vector<std::shared_ptr<const RankRegister>> registers_of(const Graph& graph
   return all;
 }
 
+// Hooks of a slot and where its gradients go are no part of a program: a recording has what they did.
+std::vector<std::uint64_t> told_of(const Graph& graph) {
+  std::vector<std::uint64_t> told(graph.program.slots.size());
+  for (std::size_t i = 0; i < told.size(); ++i)
+    if (!graph.program.slots[i].is_local)
+      if (const Slot* const slot = graph.live.slot(static_cast<int>(i))) told[i] = slot->num_told();
+  return told;
+}
+
 // A slot that is left with an argument looks as the argument of that call does.
 bool keeps_an_argument(const Program& program) {
   return std::ranges::any_of(program.updates, [&](const SlotUpdate& update) {
@@ -42,7 +51,10 @@ bool keeps_an_argument(const Program& program) {
 }  // namespace
 
 Guards::Guards(const Graph& graph)
-    : graph_(graph), registers_(registers_of(graph)), can_settle_(!keeps_an_argument(graph.program)) {
+    : graph_(graph),
+      registers_(registers_of(graph)),
+      told_(told_of(graph)),
+      can_settle_(!keeps_an_argument(graph.program)) {
   for (const Binding& binding : graph.program.bindings) {
     if (binding.held_by_slot_only) held_.push_back(&binding);
     if (is_updated(graph.program, binding)) moving_.push_back(&binding);
@@ -84,12 +96,22 @@ void Guards::replayed() {
   is_settled_ = can_settle_ && stays_alike_;
 }
 
+std::string Guards::told_mismatch() const {
+  for (std::size_t i = 0; i < told_.size(); ++i)
+    if (const GraphSlot& slot = graph_.program.slots[i]; !slot.is_local)
+      if (living_slot(graph_, static_cast<int>(i)).num_told() != told_[i])
+        return fmt::format("slot \"{}\" was given a hook or another sink of its gradients since it was recorded",
+                           slot.name);
+  return {};
+}
+
 std::string Guards::look_at_all(std::span<const Tensor> arguments) {
   ++num_looks_;
   // Settings first: a mesh that another one has replaced is gone, and slots and arguments on it with it.
   std::string found = setting_mismatch(graph_);
   if (found.empty()) found = argument_mismatch(graph_, arguments);
   if (found.empty()) found = slot_mismatch(graph_);
+  if (found.empty()) found = told_mismatch();
   if (found.empty()) found = sharing_mismatch(graph_, arguments, &found_);
   if (!found.empty()) return found;
   fixed_.clear();

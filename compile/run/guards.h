@@ -28,6 +28,7 @@ class Guards {
  private:
   std::uint64_t changes() const;
   std::string look_at_all(std::span<const Tensor> arguments);
+  std::string told_mismatch() const;
   bool may_share(std::span<const Tensor> arguments) const;
 
   const Graph& graph_;
@@ -37,6 +38,7 @@ class Guards {
   std::vector<std::shared_ptr<const RankRegister>> registers_;  // of whose ranks the step reads something
   std::uint64_t seen_ = 0;                                      // changes() at the end of the last replay
   std::int64_t num_looks_ = 0;
+  std::vector<std::uint64_t> told_;      // by slot, Slot::num_told() when it was recorded
   std::vector<ValueId> before_, found_;  // what shares memory: before the last replay, and at the last look
   bool can_settle_;
   bool is_as_left_ = false;   // a replay has ended, and not all was looked at since

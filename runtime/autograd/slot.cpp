@@ -120,6 +120,8 @@ void Slot::clear_grad() {
 void Slot::set_sink(GradSink* sink, std::size_t place) {
   sink_ = sink ? sink : default_sink();
   sink_place_ = place;
+  ++num_told_;
+  registered_.note_change();
 }
 
 namespace {
@@ -138,6 +140,8 @@ void note_hooks_read() {
 
 void Slot::on_grad_accumulated(std::function<void(Slot&)> hook, HookOptions options) {
   hooks_.push_back({std::move(hook), options});
+  ++num_told_;
+  registered_.note_change();
   grad_hooks().set<&GradHooks::added>(grad_hooks().all().added + 1);
 }
 

@@ -91,13 +91,16 @@ class Slot {
   void clear_grad();
 
   GradSink& sink() const { return *sink_; }
-  /// Null restores the default sink. `place` is the sink's own: where it keeps what belongs to this slot.
+  /// Null restores the default sink. `place` is the sink's own: where it keeps what belongs to this slot. Steps that
+  /// were captured before and use the slot are recorded again.
   void set_sink(GradSink* sink, std::size_t place = 0);
   std::size_t sink_place() const { return sink_place_; }
   /// Runs after the gradient of a backward pass is complete (and reduced); one that is added by a hook that runs, from
   /// the next gradient on. Steps that were captured before are recorded again.
   void on_grad_accumulated(std::function<void(Slot&)> hook, HookOptions options = {});
   bool has_grad_hooks() const;
+  /// How often it was given a hook or another sink.
+  std::uint64_t num_told() const { return num_told_; }
   /// Error while a step is being captured if a hook is not capturable.
   void run_grad_hooks();
   Leaf* leaf() const { return static_cast<Leaf*>(leaf_.get()); }
@@ -119,6 +122,7 @@ class Slot {
     HookOptions options;
   };
   std::list<Hook> hooks_;  // one that runs stays where it is while others are added
+  std::uint64_t num_told_ = 0;
   bool requires_grad_;
   bool is_of_step_ = false;
   std::string torn_;

@@ -274,6 +274,27 @@ TEST(Guards, SeeTensorsThatSlotsHandOn) {
   EXPECT_EQ(step.why(), "replayed");
 }
 
+/// Takes gradients and keeps none.
+struct Sink final : GradSink {
+  int accepted = 0;
+  Destination destination(Slot&) override { return {}; }
+  void wrote(Slot&) override {}
+  void accept(Slot&, Tensor) override { ++accepted; }
+  void finish(Slot&) override {}
+};
+
+TEST(Guards, SeeAnotherSinkOfGradients) {
+  Settled s;
+  Sink sink;
+  s.w.set_sink(&sink);
+  EXPECT_EQ(s.why(), "recorded: slot \"w\" was given a hook or another sink of its gradients since it was recorded");
+  EXPECT_EQ(sink.accepted, 1);
+  EXPECT_FALSE(s.w.grad().defined());
+  s.w.set_sink(nullptr);
+  s.step(ones({2}));
+  EXPECT_TRUE(s.w.grad().defined()) << s.step.why();
+}
+
 struct Chain : nn::Layer<Chain> {
   nn::ModuleList<nn::Dropout>& list;
   Chain() : list(add<nn::ModuleList<nn::Dropout>>("list")) { list.append(0.0); }
