@@ -75,6 +75,7 @@ std::string CompiledStep::why() const {
 }
 
 std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) {
+  check(function_ != nullptr, "this captured step has no function: it was moved from, call the one it was moved to");
   if (RankContext::current().capture) {
     reason_ = "it is part of another captured step";
     return run_eagerly(arguments);

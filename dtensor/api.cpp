@@ -182,6 +182,7 @@ constinit const PlacementRow op::to_local{
 
 Tensor from_local(Tensor local, const Spec* spec, const FromLocalOptions& options) {
   check(!local.is_distributed(), "from_local: {} is distributed already; redistribute() changes its layout", local);
+  check(spec != nullptr, "from_local of {} is given no layout: make one with Spec::of()", local);
   if (!options.run_check) check_dims(local, *spec);
   const Shape shape = options.run_check ? checked_shape(local, *spec, options) : global_shape(local, *spec, options);
   const Spec* grad = spec_of_gradient("from_local as", *spec, local.ndim(), options.grad_placements);
@@ -215,6 +216,7 @@ Tensor full_tensor(Tensor x, const ToLocalOptions& options) {
 
 Tensor distribute(const Tensor& tensor, const Spec* spec, const DistributeOptions& options) {
   check(!tensor.is_distributed(), "distribute: {} is distributed already; redistribute() changes its layout", tensor);
+  check(spec != nullptr, "distribute of {} is given no layout: make one with Spec::of()", tensor);
   check(!spec->is_partial(), "distribute: a tensor cannot be made Partial, {}; ops produce partial values",
         spec->describe());
   const Shape shape = spec->local_shape(tensor.shape());

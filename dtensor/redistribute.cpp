@@ -97,6 +97,7 @@ std::vector<Placement> normalize_placements(std::span<const Placement> placement
 Tensor redistribute(Tensor x, const Spec* to, const RedistributeOptions& options) {
   const PurposeScope purpose("redistribute");
   const Spec* from = &Spec::from(x);
+  check(to != nullptr, "redistribute of {} is given no layout: make one with Spec::of()", x);
   for (const std::optional<DType>& dtype : {options.forward_dtype, options.backward_dtype})
     check(!dtype || (is_floating(*dtype) && is_floating(x.dtype())),
           "redistribute: {} is to travel as {}; types of travel are for floats, cast() it first", x,

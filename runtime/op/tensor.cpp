@@ -87,6 +87,7 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, Device device, MemoryCateg
 
 Tensor Tensor::over(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset,
                     DType dtype) {
+  check(storage.get() != nullptr, "Tensor::over() of {}{} is given no storage", name(dtype), shape);
   std::int64_t last = offset;
   for (int i = 0; i < shape.size(); ++i) last += (shape[i] - 1) * strides[i];
   check(sherd::numel(shape) == 0 || (offset >= 0 && (last + 1) * byte_size(dtype) <= storage->bytes()),
@@ -130,6 +131,8 @@ Strides strides_like(const Tensor& local, const Shape& shape) {
 }  // namespace
 
 Tensor Tensor::distributed(const Shape& shape, const Distributed* layout, const Tensor& local) {
+  check(layout != nullptr, "Tensor::distributed() of shape {} is given no layout: a plain tensor needs no wrapping",
+        shape);
   if (const Shape expected = layout->local_shape(shape); local.shape() != expected)
     fail("a tensor of shape {} with placement {} has local shape {} here, got {}", shape, layout->describe(), expected,
          local.shape());

@@ -204,6 +204,13 @@ TEST(Compile, InsideAnotherStepItIsPartOfThatStep) {
   EXPECT_EQ(outer(Tensor::scalar(5)).item<float>(), 11.0f);
 }
 
+TEST(Compile, AStepThatWasMovedFromSaysSo) {
+  auto step = compile_once([](const Tensor& x) { return x * 2.0; });
+  auto moved = std::move(step);
+  EXPECT_EQ(moved(Tensor::scalar(1)).item<float>(), 2.0f);
+  expect_error([&] { step(Tensor::scalar(1)); }, {"moved from"});  // NOLINT: what it is about
+}
+
 TEST(Compile, ResultsCarryNoHistoryInAnyMode) {
   Slot w("w", true);
   w.set(Tensor::scalar(2));

@@ -357,5 +357,15 @@ TEST(Distribute, F113_OverTwoAxesOnlyTheSourceRanksDataCounts) {
   });
 }
 
+TEST(Distribute, NoLayoutIsAnError) {
+  run_ranks(1, [](const Group& group) {
+    const Tensor plain = ones({2}), x = distribute(plain, DeviceMesh(group), {Shard(0)});
+    const Spec* const none = nullptr;
+    expect_error([&] { distribute(plain, none); }, {"distribute of f32[2]", "given no layout"});
+    expect_error([&] { from_local(plain, none); }, {"from_local of f32[2]", "given no layout"});
+    expect_error([&] { redistribute(x, none); }, {"redistribute of f32[2]", "given no layout"});
+  });
+}
+
 }  // namespace
 }  // namespace sherd::testing

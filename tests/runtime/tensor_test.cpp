@@ -109,6 +109,8 @@ TEST(Tensor, DistributedShowsTheGlobalShapeAndHoldsTheLocalPart) {
   EXPECT_EQ(describe(t.alias()), "f32[4,2]{0: dp}");
   expect_error([&] { t.to_vector<float>(); }, {"is distributed over ranks; use full_tensor() or local()"});
   expect_error([&] { Tensor::distributed({6, 2}, layout, local); }, {"has local shape [3,2] here, got"});
+  expect_error([&] { Tensor::distributed({4, 2}, nullptr, local); }, {"[4,2]", "given no layout"});
+  expect_error([&] { Tensor::over({}, {2}, {1}, 0, DType::f32); }, {"f32[2]", "given no storage"});
 }
 
 TEST(Tensor, SavedDistributedTensorsCheckTheVersionOfTheirLocalBytes) {
