@@ -80,7 +80,7 @@ void Slot::present(Tensor tensor) {
 
 void Slot::keep(Tensor tensor) {
   kept_ = std::move(tensor);
-  note_change();
+  registered_.note_change();
 }
 
 void Slot::assign(const Tensor& values) {
