@@ -34,10 +34,14 @@ class CudaProgram : public ProgramTest {
     return lines;
   }
   /// Of a program that failed as it should.
-  static void expect_failed(const ProgramEnd& end, std::initializer_list<std::string_view> parts) {
+  static void expect_failed(const ProgramEnd& end, std::initializer_list<std::string_view> parts, int status = 1) {
     EXPECT_FALSE(end.timed_out);
-    EXPECT_EQ(end.status, 1) << end.err;
+    EXPECT_EQ(end.status, status) << end.err;
     expect_within(end.err, parts);
+  }
+  /// Of one that asks for what the host does not have: it is not started again.
+  static void expect_refused(const ProgramEnd& end, std::initializer_list<std::string_view> parts) {
+    expect_failed(end, parts, 2);
   }
   std::string write_tokens() const {
     std::vector<std::int64_t> tokens;
@@ -128,15 +132,15 @@ TEST_F(CudaProgram, ACudnnWithWrongGradientsIsRefused) {
 }
 
 TEST_F(CudaProgram, WhatAHostLacksIsNamed) {
-  expect_failed(train_on_gpu({}, {"SHERD_EMULATED_GPU_STATE=no_driver"}), {"cuda:0", "no NVIDIA driver"});
-  expect_failed(train_on_gpu({}, {"SHERD_EMULATED_GPU_DRIVER=12020"}),
-                {"cuda:0", "is for CUDA 12.2", "needs", "update the driver"});
-  expect_failed(train_on_gpu({}, {"SHERD_EMULATED_GPU_STATE=none"}), {"cuda:0", "no CUDA-capable device"});
-  expect_failed(train_on_gpu({}, {"SHERD_EMULATED_GPU_CAPABILITY=70"}),
-                {"compute capability 7.0", "no code", "SHERD_CUDA_ARCHITECTURES=70-real", "8.0, Ampere"});
-  expect_failed(train_on_gpu({"--device", "cuda:3"}, {"SHERD_EMULATED_GPU_DEVICES=1"}),
-                {"cuda:3", "this host has 1 CUDA device"});
-  expect_failed(
+  expect_refused(train_on_gpu({}, {"SHERD_EMULATED_GPU_STATE=no_driver"}), {"cuda:0", "no NVIDIA driver"});
+  expect_refused(train_on_gpu({}, {"SHERD_EMULATED_GPU_DRIVER=12020"}),
+                 {"cuda:0", "is for CUDA 12.2", "needs", "update the driver"});
+  expect_refused(train_on_gpu({}, {"SHERD_EMULATED_GPU_STATE=none"}), {"cuda:0", "no CUDA-capable device"});
+  expect_refused(train_on_gpu({}, {"SHERD_EMULATED_GPU_CAPABILITY=70"}),
+                 {"compute capability 7.0", "no code", "SHERD_CUDA_ARCHITECTURES=70-real", "8.0, Ampere"});
+  expect_refused(train_on_gpu({"--device", "cuda:3"}, {"SHERD_EMULATED_GPU_DEVICES=1"}),
+                 {"cuda:3", "this host has 1 CUDA device"});
+  expect_refused(
       sherd({"train", config_file_, "--device", "cuda"}, {std::string("SHERD_CUDA_LIB=") + SHERD_CORE_LIBRARY}),
       {"exports no sherd_backend"});
 }
@@ -161,7 +165,7 @@ TEST_F(CudaProgram, ALostDeviceNamesWhatWasUnderWay) {
 TEST_F(CudaProgram, SeveralRanksAreRefusedOnEach) {
   const ProgramEnd end = sherd({"run", "-n", "2", "--", SHERD_PROGRAM, "train", config_file_, "--device", "cuda"},
                                {std::string("SHERD_CUDA_LIB=") + SHERD_EMULATED_LIBRARY});
-  expect_failed(end, {"device = cuda on 2 ranks", "NCCL"});
+  expect_refused(end, {"device = cuda on 2 ranks", "NCCL"});
 }
 
 TEST_F(CudaProgram, AFullDiskEndsTheRunWithItsName) {
