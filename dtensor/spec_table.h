@@ -42,7 +42,7 @@ class SpecTable {
   SpecTable(const SpecTable&) = delete;
   SpecTable& operator=(const SpecTable&) = delete;
 
-  /// Those of that name().
+  /// Layouts of that name().
   std::vector<LayoutRef> called(std::string_view name) const;
   std::size_t size() const;
 

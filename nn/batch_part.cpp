@@ -32,7 +32,7 @@ struct DataRanks {
       for (const int a : mesh.root_axes(axis)) bits |= std::uint64_t{1} << a;
     return bits;
   }
-  /// Those with data of their own, as the root's group numbers them.
+  /// Ranks with data of their own, as the root's group numbers them.
   std::set<int> ranks() const {
     std::set<int> found;
     for (int r = 0; r < root->num_ranks(); ++r) {

@@ -38,8 +38,6 @@ Optimizer::Optimizer(std::vector<Parameter*> parameters, double lr)
   rows_that_draw();  // which a program of a step names, and a rank that reads one looks for
 }
 
-void Optimizer::forget() noexcept { registered_.leave(); }
-
 std::vector<Optimizer*> Optimizer::living() { return Registered<Optimizer>::living(); }
 
 void Optimizer::move_scalars(Device device) {

@@ -168,7 +168,6 @@ class Optimizer {
   Tensor count_of_step(std::size_t parameter);
   /// Of parameters, state and counts.
   void for_each_slot(const std::function<void(Slot&)>& visit) const;
-  void forget() noexcept;
   void ensure_state(std::size_t parameter);
   void check_value(std::size_t parameter) const;
   void check_state_fits(std::size_t parameter) const;

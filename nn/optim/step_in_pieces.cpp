@@ -23,7 +23,7 @@ constexpr std::int64_t kOfHome = 2;  // where a value lies outside of memory: it
 constexpr std::int64_t kPieceInMemory = std::int64_t{16} << 20;  // of state that is not fetched: a call's worth
 }  // namespace
 
-Optimizer::~Optimizer() { forget(); }
+Optimizer::~Optimizer() = default;
 
 void Optimizer::offload(const OffloadOptions& options) {
   for (std::size_t i = 0; i < parameters_.size(); ++i)

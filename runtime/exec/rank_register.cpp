@@ -12,11 +12,9 @@ RegisteredThing::RegisteredThing(std::size_t kind, void* thing)
   place_ = list.insert(list.end(), thing);
 }
 
-void RegisteredThing::leave() noexcept {
+RegisteredThing::~RegisteredThing() {
   const std::lock_guard lock(home_->mutex_);
-  if (!is_listed_) return;
   home_->living_[kind_].erase(place_);
-  is_listed_ = false;
 }
 
 std::size_t RegisteredThing::next_kind() {

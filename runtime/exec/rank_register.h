@@ -35,19 +35,16 @@ class RegisteredThing {
   const std::shared_ptr<RankRegister>& home() const { return home_; }
   /// Something has changed that guards read.
   void note_change() const { home_->note_change(); }
-  /// The thing ends: it is not among the living any more. The destructor does so, too.
-  void leave() noexcept;
 
  protected:
   RegisteredThing(std::size_t kind, void* thing);
-  ~RegisteredThing() { leave(); }
+  ~RegisteredThing();
   static std::size_t next_kind();
   static std::vector<void*> living(std::size_t kind);
 
  private:
   const std::shared_ptr<RankRegister> home_;
   const std::size_t kind_;
-  bool is_listed_ = true;
   std::list<void*>::iterator place_;
 };
 
@@ -56,7 +53,7 @@ template <class T>
 class Registered final : public RegisteredThing {
  public:
   explicit Registered(T* thing) : RegisteredThing(kind(), thing) {}
-  /// Those that this rank has made and that live, in the order of making.
+  /// Lists what this rank has made and what lives, in the order of making.
   static std::vector<T*> living() {
     std::vector<T*> result;
     for (void* thing : RegisteredThing::living(kind())) result.push_back(static_cast<T*>(thing));

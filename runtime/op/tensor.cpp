@@ -232,8 +232,11 @@ std::vector<T> Tensor::to_vector() const {
   check_readable(*this, "to_vector()");
   if (device() != Device::cpu()) return on_host(*this).to_vector<T>();
   std::vector<T> result(static_cast<std::size_t>(numel()));
-  if (result.empty()) return storage()->wait_to_read(), result;  // what failed is said on ranks without elements too
-  const int rows = std::max(ndim() - 1, 0);                      // dims before the last, along which a row lies
+  if (result.empty()) {
+    storage()->wait_to_read();  // what failed is said on ranks without elements too
+    return result;
+  }
+  const int rows = std::max(ndim() - 1, 0);  // dims before the last, along which a row lies
   const std::int64_t length = ndim() > 0 ? shape()[rows] : 1, stride = ndim() > 0 ? strides()[rows] : 1;
   visit_dtype(dtype(), [&]<class S>(Type<S>) {
     Dims index = Dims::filled(ndim(), 0);

@@ -37,7 +37,7 @@ class TensorImpl final : public RefCounted {
   Node* grad_node = nullptr;  // owned; the node that made this tensor, or a slot's leaf
   Ref<TensorImpl> local;      // this rank's local tensor of a distributed tensor
 
-  /// Of a fresh block, which holds it from now on.
+  /// Gives a fresh block its layout, which it holds from now on.
   void set_layout(const Distributed* layout) {
     meta.layout = layout;
     hold_layout(layout);

@@ -65,8 +65,7 @@ struct BoardOptions {
 /// What messages add where ranks make the same call with other sizes.
 inline constexpr std::string_view kUnlikeSizes =
     "; their parts of a tensor have other sizes: from_local() takes them to be alike unless it is given the `shape`, "
-    "or "
-    "a layout that lists them (Spec::with_rows())";
+    "or a layout that lists them (Spec::with_rows())";
 
 /// One rank's handle to one channel of the board. One thread at a time calls it, except for poison() and
 /// set_deadline(). Calls that wait throw CommError when the group is poisoned, a peer is gone, or the deadline of the

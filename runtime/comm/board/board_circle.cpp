@@ -97,7 +97,7 @@ bool Board::leads_back_here(Place place) const {
   return place == here;
 }
 
-/// Of the peers that have not come the one that this rank tells of. It waits for all of them at once, so a circle
+/// Chooses whom this rank tells of among the peers that have not come. It waits for all of them at once, so a circle
 /// through any is one, and a peer that is held may become part of one.
 int Board::peer_to_tell_of(const Wait& wait, int told) const {
   const auto find = [&](const auto& is_it) {
@@ -119,9 +119,9 @@ bool Board::tells_of_its_sleep() const {
   if (channel() != 0) return true;
   std::atomic<std::int32_t>& teller = root_cell(rank(), channel()).teller;
   const auto own = static_cast<std::int32_t>(::gettid());
-  if (const std::int32_t known = teller.load(std::memory_order_relaxed); known == own) return true;
-  else if (known != 0 && RankContext::current_or_null() == nullptr) return false;
-  teller.store(own, std::memory_order_relaxed);
+  const std::int32_t known = teller.load(std::memory_order_relaxed);
+  if (known != 0 && known != own && RankContext::current_or_null() == nullptr) return false;
+  if (known != own) teller.store(own, std::memory_order_relaxed);
   return true;
 }
 

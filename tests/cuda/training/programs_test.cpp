@@ -39,7 +39,7 @@ class CudaProgram : public ProgramTest {
     EXPECT_EQ(end.status, status) << end.err;
     expect_within(end.err, parts);
   }
-  /// Of one that asks for what the host does not have: it is not started again.
+  /// A run that asks for what the host does not have is not started again.
   static void expect_refused(const ProgramEnd& end, std::initializer_list<std::string_view> parts) {
     expect_failed(end, parts, 2);
   }
