@@ -37,6 +37,22 @@ TEST(PlanCache, StaysBoundedOverManyShapes) {
   });
 }
 
+TEST(PlanCache, PlansThatAreAskedForStay) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const auto ask = [&](std::int64_t columns) {
+      const Tensor x = Tensor::distributed({2, columns}, Spec::of(mesh, Shard(0)), ones({1, columns}));
+      add(x, x);
+      return plan_counts().made;
+    };
+    ask(1);
+    for (std::int64_t columns = 2; columns < 3 * static_cast<std::int64_t>(kMaxPlans); ++columns) {
+      const std::int64_t made = ask(columns);
+      ASSERT_EQ(ask(1), made) << "after " << columns;
+    }
+  });
+}
+
 TEST(PlanCache, PlansOfAnOldPriceAreForgotten) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, {{"near", 2}, {"far", 2}});
