@@ -1,6 +1,7 @@
 #pragma once
 // The tape. A node is one recorded op call; its edges lead to the makers of its inputs. Leaves stand for slots.
-// Sequence numbers grow with creation, so "descending sequence" is a valid and unique backward order.
+// Sequence numbers grow with creation, and from a node to what is made of its outputs on any thread, so that
+// "descending sequence" is a valid backward order; on one thread it is a unique one.
 #include <functional>
 #include <memory>
 #include <vector>

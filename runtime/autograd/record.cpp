@@ -1,6 +1,8 @@
 // The autograd layer: runs the call below and, when an input wants gradients, puts one node on the tape. Saved are
 // only the tensors the row's `needs` names, and fewer in a segment. Also the ownership of nodes: long chains are freed
 // without recursion.
+#include <algorithm>
+
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/saved_policy.h"
 #include "runtime/autograd/segment.h"
@@ -116,8 +118,12 @@ NodeRef make_node(const OpCall& call, RankContext& context, const How& how) {
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     const Tensor& t = call.in[i];
     push_meta(*node, node->input_metas, t);
-    if (t.defined() && t.requires_grad()) node->next.emplace_back(NodeRef(t.grad_node()), t.output_index());
-    else node->next.emplace_back();
+    if (t.defined() && t.requires_grad()) {
+      node->next.emplace_back(NodeRef(t.grad_node()), t.output_index());
+      node->sequence = std::max(node->sequence, t.grad_node()->sequence + 1);  // which another thread may have made
+    } else {
+      node->next.emplace_back();
+    }
     SavedTensor& saved = node->saved_inputs.emplace_back();
     if (t.defined()) how.input(*node, saved, t, i);
   }

@@ -1,5 +1,7 @@
 #include "runtime/memory/rank_memory.h"
 
+#include <atomic>
+
 #include "runtime/memory/ghost_allocator.h"
 
 namespace sherd {
@@ -10,6 +12,11 @@ Allocator* make_allocator(RankOptions options) {
   return new CachingAllocator;
 }
 }  // namespace
+
+std::uint64_t RankMemory::first_id() {
+  static std::atomic<std::uint64_t> ranks{0};
+  return ranks++ << kIdBits;
+}
 
 RankMemory::RankMemory(RankOptions options) : is_ghost_(options.ghost), allocator_(make_allocator(options)) {}
 

@@ -60,7 +60,10 @@ class RankMemory {
     if (!is_ghost_) static_cast<CachingAllocator&>(*allocator_).use_shared_heap(std::move(memory), bytes);
   }
   bool is_ghost() const { return is_ghost_; }
+  /// Grows on this rank, and no other rank of the process has it: tensors, and the tape, may come from another thread.
   std::uint64_t next_id() { return ++last_id_; }
+  /// Whether next_id() of this rank gave the id.
+  bool is_own(std::uint64_t id) const { return id >> kIdBits == last_id_ >> kIdBits; }
 
   /// Storages made or lent from now on report to it; null: to nobody.
   AccessWatcher* watcher = nullptr;
@@ -78,10 +81,13 @@ class RankMemory {
   static RankMemory& adopt();  // exec/context.cpp
   Allocator& ghost_allocator(Device device);
 
+  static constexpr int kIdBits = 44;  // for ids of one rank: ten million a second for twenty days
+  static std::uint64_t first_id();
+
   const bool is_ghost_;
   Allocator* const allocator_;  // a CachingAllocator, unless this is a ghost
   std::vector<std::pair<Device, Allocator*>> ghost_devices_;
-  std::uint64_t last_id_ = 0;
+  std::uint64_t last_id_ = first_id();
 };
 
 }  // namespace sherd

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
 #include <utility>
 
 #include "runtime/autograd/slot.h"
@@ -386,6 +387,22 @@ TEST(Autograd, ALeafWithAnUnusedBranchStillFinishesOnce) {
   backward(sum(where(less(y, x()), x(), mul(x(), 3))));
   EXPECT_EQ(finished, 1);
   EXPECT_EQ(x.grad(), (Values{3, 3}));
+}
+
+// Whichever thread has made more nodes before: what is made of a node's outputs comes after it.
+TEST(Autograd, ATapeGoesFromThreadToThread) {
+  for (const int more_nodes : {0, 1000}) {
+    const Param x({2, 3});
+    Tensor y;
+    std::thread([&] {
+      const RankScope scope;
+      Tensor other = x();
+      for (int i = 0; i < more_nodes; ++i) other = mul(other, 1.0);
+      y = mul(x(), 2.0);
+    }).join();
+    backward(sum(add(y, mul(mul(y, 3.0), y))));  // 2 x + 12 x^2
+    EXPECT_EQ(x.grad(), (Values{2 + 24 * 2, 2 + 24 * 3})) << more_nodes;
+  }
 }
 
 }  // namespace

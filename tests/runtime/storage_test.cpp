@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+#include <thread>
+
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
@@ -15,6 +18,21 @@ namespace {
 using enum MemoryCategory;
 
 Accounting& account() { return RankContext::current().allocator().accounting(); }
+
+TEST(Storage, IdsAreOfOneStorageInTheProcess) {
+  std::set<std::uint64_t> ids;
+  std::vector<Ref<Storage>> all;
+  const auto make = [&] {
+    for (int i = 0; i < 100; ++i) ids.insert(all.emplace_back(Storage::allocate(8, workspace))->id());
+  };
+  make();
+  for (int i = 0; i < 3; ++i)
+    std::thread([&] {
+      const RankScope scope;
+      make();
+    }).join();
+  EXPECT_EQ(ids.size(), all.size());
+}
 
 TEST(Storage, BytesBelongToOneCategoryUntilRetagged) {
   const std::int64_t before = account().current(gradients), workspace_before = account().current(workspace);
