@@ -43,7 +43,8 @@ Recorder::Recorder(std::span<const Tensor> arguments)
   check(context_.capture == nullptr, "a step is being captured on this thread already");
   program_.grad_enabled = context_.grad_enabled;
   for (const Tensor& argument : arguments) add_argument(argument);
-  for (Slot* slot : living_slots()) remember_slot(*slot);
+  for (const Slot* slot : living_slots()) remember_slot(*slot);
+  num_own_before_ = before_.size();
   context_.capture = this;
 }
 
@@ -84,7 +85,7 @@ Recorder::Seen Recorder::seen(const Tensor& tensor) {
 }
 
 // What a unit has gathered into a slot is its own, and what the slot keeps is what a replay looks up.
-void Recorder::remember_slot(Slot& slot) {
+void Recorder::remember_slot(const Slot& slot) {
   SlotBefore before{.leaf = NodeRef(slot.leaf()),
                     .had_value = slot.has_value(),
                     .requires_grad = slot.requires_grad(),
@@ -105,6 +106,27 @@ void Recorder::remember_slot(Slot& slot) {
   place(before.grad, {.before = index, .gradient = true});
   before_indices_[slot.leaf()] = index;
   before_.push_back(std::move(before));
+}
+
+// Another thread may own a model. Its slots are state as this rank's own are, but only the step knows which it uses.
+void Recorder::meet(const Slot& slot) {
+  if (slot.home() == context_.rank_register || before_indices_.contains(slot.leaf())) return;
+  context_.capture = nullptr;  // which would see the slot read here
+  remember_slot(slot);
+  context_.capture = this;
+  const SlotBefore& before = before_.back();
+  check(!by_storage_.contains(before.value.storage) && !by_storage_.contains(before.grad.storage),
+        "slot \"{}\", which another thread has made, has come to the captured step as a tensor that was read from it "
+        "before: read the slot in the step, by value(), so that a replay does so too",
+        slot.name());
+}
+
+// What lives of this rank, then of others what the step has met.
+std::vector<Slot*> Recorder::slots() const {
+  std::vector<Slot*> all = living_slots();
+  for (std::size_t i = num_own_before_; i < before_.size(); ++i)
+    if (Slot* slot = static_cast<Leaf*>(before_[i].leaf.get())->slot) all.push_back(slot);
+  return all;
 }
 
 ValueId Recorder::add_value(ValueKind kind, const Tensor& tensor) {
@@ -294,7 +316,7 @@ TensorRef Recorder::write_to(const Op& op, const Tensor& tensor, bool accumulate
   check(tensor.storage().get() != nullptr,
         "{} has no bytes: a captured step runs on real tensors; materialize the model first", tensor);
   const std::uint64_t id = tensor.storage()->id();
-  const bool is_new = id > start_id_ && !by_storage_.contains(id) && !tensor.storage()->owner;
+  const bool is_new = context_.is_own(id) && id > start_id_ && !by_storage_.contains(id) && !tensor.storage()->owner;
   if (!is_new) {
     const TensorRef ref = accumulate ? read_from(tensor, op.name) : ref_to(tensor);
     check_writable(op, ref.value);
@@ -328,7 +350,10 @@ TensorRef Recorder::read_from(const Tensor& tensor, std::string_view reader) {
 // (A home of what is offloaded is written before it is read, and by evict alone.)
 void Recorder::check_writable(const Op& op, ValueId id) const {
   const Value& value = program_.value(id);
-  check(value.kind != ValueKind::constant || live_.storage(value)->id() <= start_id_ || value.bytes == 0 ||
+  const auto was_before = [&](const Storage& storage) {
+    return !context_.is_own(storage.id()) || storage.id() <= start_id_;
+  };
+  check(value.kind != ValueKind::constant || was_before(*live_.storage(value)) || value.bytes == 0 ||
             (&op == &op::evict && home_of(*live_.storage(value))),
         "{} writes into a tensor that the step filled on the host ({}{}): a replay would find it written already; make "
         "it with an op such as zeros() or full()",
@@ -369,6 +394,11 @@ const Recorder::SlotBefore* Recorder::before_of(const Slot& slot) const {
   return found == before_indices_.end() ? nullptr : &before_[static_cast<std::size_t>(found->second)];
 }
 
+void Recorder::grad_used(const Slot& slot) {
+  meet(slot);
+  slot_index(slot);
+}
+
 void Recorder::slot_assigned(Slot& slot) { update(slot_index(slot), false, slot.value()); }
 
 // The last assignment counts; the order is that of the last assignments.
@@ -395,7 +425,7 @@ void Recorder::finish_gradient(Slot& slot) {
 }
 
 void Recorder::note_requires_grad() {
-  for (const Slot* slot : living_slots())
+  for (const Slot* slot : slots())
     if (const SlotBefore* before = before_of(*slot); before && before->requires_grad != slot->requires_grad())
       slot_index(*slot);
   for (std::size_t i = 0; i < live_.slots.size(); ++i)
@@ -424,7 +454,8 @@ void Recorder::forget_local_slots() {
   std::erase_if(program_.updates, [&](const SlotUpdate& u) { return program_.slot(u.slot).is_local; });
 }
 
-// Of slots with one name the one that was made first keeps it, so that bind() can tell them apart.
+// Among slots with one name the one that was made first keeps it, so that bind() can tell them apart; slots of other
+// threads follow, in the order in which the step used them.
 void Recorder::name_slots() {
   std::set<std::string> taken;
   std::vector<bool> is_named(program_.slots.size());
@@ -444,7 +475,7 @@ void Recorder::name_slots() {
 Graph Recorder::finish(std::span<const Tensor> results) {
   context_.capture = nullptr;
   for (const Tensor& tensor : results) program_.results.push_back(result_of(tensor));
-  for (Slot* slot : living_slots()) finish_gradient(*slot);
+  for (Slot* slot : slots()) finish_gradient(*slot);
   note_requires_grad();
   note_sole_gradients();
   note_own_settings();

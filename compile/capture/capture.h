@@ -33,7 +33,8 @@ class Recorder final : public CaptureSink {
               bool accumulate) override;
   bool has_seen(const Storage& storage) const override { return by_storage_.contains(storage.id()); }
   void slot_assigned(Slot& slot) override;
-  void grad_used(const Slot& slot) override { slot_index(slot); }
+  void value_used(const Slot& slot) override { meet(slot); }
+  void grad_used(const Slot& slot) override;
   void setting_read(const std::shared_ptr<const StepSetting>& setting) override;
   void setting_changed(const std::shared_ptr<const StepSetting>& setting) override;
   void refuse_read(const Tensor& tensor, std::string_view what) override;
@@ -60,7 +61,9 @@ class Recorder final : public CaptureSink {
   static Seen seen(const Tensor& tensor);
 
   void add_argument(const Tensor& argument);
-  void remember_slot(Slot& slot);
+  void remember_slot(const Slot& slot);
+  void meet(const Slot& slot);
+  std::vector<Slot*> slots() const;
   ValueId add_value(ValueKind kind, const Tensor& tensor);
   void check_within_argument(const Tensor& tensor) const;
   void check_one_origin(const Tensor& tensor) const;
@@ -91,13 +94,14 @@ class Recorder final : public CaptureSink {
   std::string origin(const Tensor& tensor) const;
 
   RankContext& context_;
-  const std::uint64_t start_id_;  // storages with a larger id were made by the step
+  const std::uint64_t start_id_;  // storages of this rank with a larger id were made by the step
   Program program_;
   Live live_;
   std::unordered_map<std::uint64_t, ValueId> by_storage_;
   std::vector<std::uint64_t> argument_storages_;  // by argument
   std::vector<std::int64_t> argument_bases_;      // bytes from the storage's start
   std::vector<SlotBefore> before_;
+  std::size_t num_own_before_ = 0;  // of this rank; slots of others follow as the step meets them
   std::vector<std::shared_ptr<const StepSetting>> own_settings_;  // that the step changes, in that order
   std::unordered_map<const StepSetting*, int> setting_indices_;   // into live_.settings; -1: an own one
   std::unordered_map<std::uint64_t, std::vector<Place>> slot_storages_;

@@ -235,6 +235,9 @@ Names names_in(const Graph& graph) {
   std::erase_if(names.slots, [&](const Slot* slot) {
     return std::ranges::find(live.slots, static_cast<const Node*>(slot->leaf()), &NodeRef::get) == live.slots.end();
   });
+  for (const NodeRef& leaf : live.slots)  // those of other threads, which come after this rank's
+    if (Slot* slot = leaf.get() ? static_cast<Leaf*>(leaf.get())->slot : nullptr)
+      if (std::ranges::find(names.slots, slot) == names.slots.end()) names.slots.push_back(slot);
   return names;
 }
 

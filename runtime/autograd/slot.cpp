@@ -38,6 +38,12 @@ GradSink* default_sink() {
   return &sink;
 }
 
+void note_value_used(const Slot& slot) {
+  const RankContext* context = RankContext::current_or_null();
+  if (context && context->capture) [[unlikely]]
+    context->capture->value_used(slot);
+}
+
 void note_grad_used(const Slot& slot) {
   const RankContext* context = RankContext::current_or_null();
   if (context && context->capture) [[unlikely]]
@@ -58,6 +64,7 @@ Slot::~Slot() {
 
 const Tensor& Slot::value() const {
   check(value_.defined(), "\"{}\" has no value yet", name_);
+  note_value_used(*this);
   return value_;
 }
 
@@ -67,7 +74,14 @@ Tensor Slot::attach(const Tensor& tensor) const {
   return fresh;
 }
 
+const Tensor& Slot::kept_value() const {
+  if (!kept_.defined()) return value();
+  note_value_used(*this);
+  return kept_;
+}
+
 void Slot::set(const Tensor& tensor) {
+  note_value_used(*this);
   present(attach(tensor));
   mark_whole();
   if (CaptureSink* capture = RankContext::current().capture) capture->slot_assigned(*this);

@@ -67,7 +67,7 @@ class Slot {
   /// A state change of the same parameter (sharded <-> gathered); `tensor` came from attach(). Not recorded.
   void present(Tensor tensor);
   /// What is there between steps, whatever is presented now.
-  const Tensor& kept_value() const { return kept_.defined() ? kept_ : value(); }
+  const Tensor& kept_value() const;
   /// The tensor with this slot's leaf, for present().
   Tensor attach(const Tensor& tensor) const;
 

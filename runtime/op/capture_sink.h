@@ -36,6 +36,8 @@ class CaptureSink {
   virtual bool has_seen(const Storage& storage) const = 0;
   /// The program put another tensor into a slot.
   virtual void slot_assigned(Slot& slot) = 0;
+  /// The program reads a slot's value, or is about to replace it.
+  virtual void value_used(const Slot& slot) = 0;
   /// The program reads a slot's gradient, or is about to replace or clear it.
   virtual void grad_used(const Slot& slot) = 0;
   /// The step has read this setting, which recordings keep alive. Or it has changed it: what it reads afterwards is

@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <optional>
 #include <thread>
 
 #include "nn/layers/dropout.h"
+#include "nn/layers/linear.h"
 #include "nn/module_list.h"
+#include "nn/optim/sgd.h"
 #include "tests/compile/tiny_net.h"
 #include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
@@ -95,7 +98,7 @@ TEST(Guards, SeeEachChangeOfWhatHasSettled) {
   }
 }
 
-// Who owns a model may be another thread than the rank's, which waits meanwhile.
+// Another thread than the rank's may own a model; it waits meanwhile.
 void on_another_thread(const std::function<void()>& change) {
   std::thread([&] {
     const RankScope scope;
@@ -146,6 +149,67 @@ TEST(Guards, SeeAChangeOfWhatAnotherRankHasMade) {
   EXPECT_EQ(after, "recorded: (model) training is false, in the graph it is true");
 }
 
+/// A model, its optimizer, and two buffers, which one thread makes and another trains.
+struct Owned {
+  nn::Linear net{2, 2};
+  Slot shift{"shift"}, calls{"calls"};
+  std::optional<nn::Sgd> optimizer;
+  Owned() {
+    net.materialize(nn::Seed{7});
+    optimizer.emplace(net.parameters(), nn::SgdOptions{.lr = 0.1});
+    shift.set(full({2}, 0.5));
+    calls.set(Tensor::scalar(0.0));
+  }
+  Tensor train(const Tensor& x) {
+    const Tensor loss = mean(square(net(x - shift.value())));
+    backward(loss);
+    optimizer->step_and_clear();
+    const GradMode off(false);
+    shift.set(shift.value() * 1.5);
+    copy_into(calls.value(), calls.value() + 1.0);
+    return loss.detach();
+  }
+};
+
+// Oracle: the same steps, run eagerly.
+TEST(Guards, StepsKeepTheStateOfAModelThatAnotherThreadHasMade) {
+  const auto run = [](bool is_captured) {
+    Owned owned;
+    std::vector<float> seen;
+    const auto see = [&](const Tensor& tensor) {
+      for (const float each : tensor.to_vector<float>()) seen.push_back(each);
+    };
+    on_another_thread([&] {
+      auto step = compile_once([&](const Tensor& x) { return owned.train(x); });
+      for (int i = 0; i < 3 * kSettled; ++i) {
+        if (i % kSettled == 0) owned.shift.set(full({2}, 0.25 * i));
+        const Tensor x = full({3, 2}, i + 1.0);
+        see(is_captured ? step(x) : owned.train(x));
+        if (is_captured && i >= 2) { EXPECT_EQ(step.mode(), Mode::replay) << i << ": " << step.why(); }
+      }
+    });
+    for (const nn::Parameter* parameter : owned.net.parameters()) see(parameter->value());
+    see(owned.shift.value());
+    see(owned.calls.value());
+    return seen;
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
+TEST(Guards, RefuseATensorThatWasReadFromASlotOfAnotherThread) {
+  Slot w("w", true);
+  w.set(ones({2}));
+  const Tensor read = w.value();
+  on_another_thread([&] {
+    auto step = compile_once([&](const Tensor& x) { backward(sum(read * x)); });
+    expect_error(
+        [&] {
+          for (int i = 0; i < kSettled; ++i) step(ones({2}));
+        },
+        {"\"w\"", "another thread", "value()"});
+  });
+}
+
 TEST(Guards, SeeASlotThatHasEndedOnAnotherThread) {
   for (const bool keeps_gradient : {false, true}) {
     auto w = std::make_unique<Slot>("w", true);
@@ -174,7 +238,7 @@ TEST(Guards, SeeWhoElseHoldsAGradient) {
   EXPECT_EQ(w.grad().to_vector<float>()[0], kSettled + 1);
 }
 
-// Of a gradient the step may change nothing but how it lies in its bytes. Oracle: the same step, run eagerly.
+// The step changes nothing of a gradient but how it lies in its bytes. Oracle: the same step, run eagerly.
 TEST(Guards, SeeAGradientThatIsPutBackAsAnotherView) {
   struct Two {
     Slot a{"a", true}, b{"b", true};

@@ -36,6 +36,7 @@ class OpTrap final : public CaptureSink {
   void record(const Op&, AttrsView, std::span<const Tensor>, std::span<const Tensor>, bool) override {}
   bool has_seen(const Storage&) const override { return true; }  // nothing is gathered that is there
   void slot_assigned(Slot&) override {}
+  void value_used(const Slot&) override {}
   void grad_used(const Slot&) override {}
   void setting_read(const std::shared_ptr<const StepSetting>&) override {}
   void setting_changed(const std::shared_ptr<const StepSetting>&) override {}
