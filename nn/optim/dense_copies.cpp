@@ -7,8 +7,8 @@
 namespace sherd::nn {
 
 Tensor DenseCopies::of(const Tensor& value) {
+  if (is_dense(value)) return value;
   const Tensor local = value.local();
-  if (local.is_contiguous()) return value;
   auto known = std::ranges::find_if(copies_, [&](const auto& each) { return each.first.impl() == local.impl(); });
   if (known == copies_.end()) known = copies_.insert(known, {local, contiguous(local.detach())});
   const Tensor& dense = known->second;

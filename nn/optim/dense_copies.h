@@ -19,6 +19,11 @@ class DenseCopies {
   std::vector<std::pair<Tensor, Tensor>> copies_;  // of each: the value, and its copy; plain
 };
 
+/// Whether this rank's elements lie in row-major order without gaps.
+inline bool is_dense(const Tensor& tensor) {
+  const TensorImpl& impl = *tensor.impl();
+  return impl.local ? impl.local.get()->contiguous : impl.contiguous;
+}
 /// Whether two elements of a plain tensor lie on the same bytes, as in what expand() returns.
 bool shares_bytes(const Tensor& tensor);
 

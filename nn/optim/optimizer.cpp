@@ -84,12 +84,14 @@ void Optimizer::ensure_state(std::size_t i) {
 
 void Optimizer::check_value(std::size_t i) const {
   const Parameter& p = *parameters_[i];
-  if (!updates(p.sharded_value().dtype()))
+  const Tensor& value = p.sharded_value();
+  if (!updates(value.dtype()))
     fail(
         "parameter \"{}\" is {}, which the optimizer does not update: its sums would be lost in rounding. Keep f32 and "
         "compute in 16 bits by MixedPrecision{{.param_dtype = ..}} of fully_shard, or cast_to() f32",
-        p.name(), p.sharded_value());
-  if (const Tensor local = p.sharded_value().local(); shares_bytes(local))
+        p.name(), value);
+  if (is_dense(value)) return;
+  if (const Tensor local = value.local(); shares_bytes(local))
     fail(
         "parameter \"{}\" is {} with strides {}: elements of it share bytes, so that there is no room for an update of "
         "each; set() a contiguous() copy",
@@ -163,7 +165,7 @@ std::vector<Optimizer::Cohort> Optimizer::count(const std::vector<std::size_t>& 
 std::vector<std::size_t> Optimizer::ready_parameters() {
   std::vector<std::size_t> active;
   active.reserve(parameters_.size());
-  const bool is_in_backward = in_backward();
+  const bool is_in_backward = in_backward(), some_are_updated = has_begun();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = *parameters_[i];
     if (!is_in_backward && p.sink().holds_more(p))
@@ -189,7 +191,7 @@ std::vector<std::size_t> Optimizer::ready_parameters() {
     active.push_back(i);
   }
   for (const std::size_t i : active) {
-    if (is_updated(i)) continue;
+    if (some_are_updated && is_updated(i)) continue;
     if (const Storage* const gradient = bytes_of(parameters_[i]->grad())) gradient->wait_to_read();
     const Storage* const value = bytes_of(parameters_[i]->sharded_value());
     if (!value) continue;
@@ -230,7 +232,7 @@ void Optimizer::apply(const std::vector<std::size_t>& active) {
   const bool in_pieces = offloaded_ || has_homes();
   has_stepped_ = true;
   for (Cohort& cohort : count(active)) {
-    std::erase_if(cohort.active, [this](std::size_t i) { return is_updated(i); });
+    if (has_begun()) std::erase_if(cohort.active, [this](std::size_t i) { return is_updated(i); });
     if (cohort.active.empty()) continue;
     if (in_pieces) update_in_pieces(cohort);
     else update_all(cohort);

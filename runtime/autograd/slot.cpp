@@ -38,17 +38,23 @@ GradSink* default_sink() {
   return &sink;
 }
 
-void note_value_used(const Slot& slot) {
+bool is_captured() {
   const RankContext* context = RankContext::current_or_null();
-  if (context && context->capture) [[unlikely]]
-    context->capture->value_used(slot);
+  return context && context->capture;
 }
 
-void note_grad_used(const Slot& slot) {
-  const RankContext* context = RankContext::current_or_null();
-  if (context && context->capture) [[unlikely]]
-    context->capture->grad_used(slot);
+// Out of line, so that reading a slot outside of a recording is a few instructions.
+[[gnu::noinline, gnu::cold]] const Tensor& value_used(const Slot& slot, const Tensor& value) {
+  RankContext::current().capture->value_used(slot);
+  return value;
 }
+
+[[gnu::noinline, gnu::cold]] const Tensor& grad_used(const Slot& slot, const Tensor& grad) {
+  RankContext::current().capture->grad_used(slot);
+  return grad;
+}
+
+[[gnu::noinline, gnu::cold]] void fail_without_value(const Slot& slot) { fail("\"{}\" has no value yet", slot.name()); }
 
 }  // namespace
 
@@ -63,8 +69,10 @@ Slot::~Slot() {
 }
 
 const Tensor& Slot::value() const {
-  check(value_.defined(), "\"{}\" has no value yet", name_);
-  note_value_used(*this);
+  if (!value_.defined()) [[unlikely]]
+    fail_without_value(*this);
+  if (is_captured()) [[unlikely]]
+    return value_used(*this, value_);
   return value_;
 }
 
@@ -76,12 +84,13 @@ Tensor Slot::attach(const Tensor& tensor) const {
 
 const Tensor& Slot::kept_value() const {
   if (!kept_.defined()) return value();
-  note_value_used(*this);
+  if (is_captured()) [[unlikely]]
+    return value_used(*this, kept_);
   return kept_;
 }
 
 void Slot::set(const Tensor& tensor) {
-  note_value_used(*this);
+  if (is_captured()) value_used(*this, value_);
   present(attach(tensor));
   mark_whole();
   if (CaptureSink* capture = RankContext::current().capture) capture->slot_assigned(*this);
@@ -115,12 +124,13 @@ void Slot::set_requires_grad(bool on) {
 }
 
 const Tensor& Slot::grad() const {
-  note_grad_used(*this);
+  if (is_captured()) [[unlikely]]
+    return grad_used(*this, grad_);
   return grad_;
 }
 
 void Slot::set_grad(Tensor grad) {
-  note_grad_used(*this);
+  if (is_captured()) grad_used(*this, grad_);
   if (!grad.defined() && !grad_.defined()) return;
   grad_ = std::move(grad);
   registered_.note_change();

@@ -18,7 +18,7 @@ constexpr std::int64_t kMaxPieces = 64;       // of one problem
 constexpr std::int64_t kRound = 16;           // rows and columns of a piece, but for the last
 constexpr std::int64_t kCutSide = 512;        // shorter sides stay whole
 
-thread_local GemmBackend chosen_backend = GemmBackend::fastest;
+thread_local constinit GemmBackend chosen_backend __attribute__((tls_model("initial-exec"))) = GemmBackend::fastest;
 
 struct Grid {
   std::int64_t rows, columns;  // of a piece

@@ -112,7 +112,7 @@ class RankContext final : public RankMemory {
 
   /// What is made on this rank holds it and counts there what guards of recordings read beside arguments: a slot's
   /// tensor or gradient, whether it wants one, a setting; the end of a slot or a mesh. See compile/run/guards.h.
-  const std::shared_ptr<RankRegister> rank_register = std::make_shared<RankRegister>();
+  const std::shared_ptr<RankRegister> rank_register = std::make_shared<RankRegister>(this);
 
  private:
   friend class RankScope;

@@ -52,8 +52,9 @@ class WaitClock {
   std::int64_t start_ = 0;
 };
 
-thread_local std::vector<Skew>* skews_of_item = nullptr;  // that this thread runs
-thread_local RunningOp* rank_of_queue = nullptr;          // whose thread this is
+// Which this thread runs, and whose thread this is.
+thread_local constinit std::vector<Skew>* skews_of_item __attribute__((tls_model("initial-exec"))) = nullptr;
+thread_local constinit RunningOp* rank_of_queue __attribute__((tls_model("initial-exec"))) = nullptr;
 
 // Who catches an error adds to it, so everybody is given a copy.
 template <class E>

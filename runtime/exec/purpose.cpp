@@ -3,7 +3,7 @@
 namespace sherd {
 
 namespace {
-thread_local constinit Purpose current;
+thread_local constinit Purpose current __attribute__((tls_model("initial-exec")));
 }  // namespace
 
 PurposeScope::PurposeScope(const char* function) : outer_(current) {

@@ -10,17 +10,26 @@
 #include <mutex>
 #include <vector>
 
+#include "runtime/memory/rank_memory.h"
+
 namespace sherd {
 
 class RankRegister {
  public:
+  explicit RankRegister(const RankMemory* rank) : rank_(rank) {}
   /// How often things of this rank have changed. Whatever lets another thread see a change lets it see the count.
-  std::uint64_t changes() const { return changes_.load(std::memory_order_relaxed); }
-  void note_change() { changes_.fetch_add(1, std::memory_order_relaxed); }
+  std::uint64_t changes() const {
+    return by_rank_.load(std::memory_order_relaxed) + by_others_.load(std::memory_order_relaxed);
+  }
+  void note_change() {
+    if (RankMemory::current_or_null() != rank_) by_others_.fetch_add(1, std::memory_order_relaxed);
+    else by_rank_.store(by_rank_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
 
  private:
   friend class RegisteredThing;
-  std::atomic<std::uint64_t> changes_{0};
+  const RankMemory* const rank_;                          // may be gone
+  std::atomic<std::uint64_t> by_rank_{0}, by_others_{0};  // apart: only its own thread counts the first, unlocked
   std::mutex mutex_;
   std::vector<std::list<void*>> living_;  // by kind, in the order in which they were made
 };

@@ -5,7 +5,8 @@
 namespace sherd::comm {
 
 namespace {
-thread_local std::string_view innermost, innermost_part;
+thread_local constinit std::string_view innermost __attribute__((tls_model("initial-exec"))),
+    innermost_part __attribute__((tls_model("initial-exec")));
 }  // namespace
 
 SubjectScope::SubjectScope(std::string_view subject, std::string_view part)
