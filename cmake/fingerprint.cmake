@@ -1,5 +1,5 @@
 # sherd_header_hash(target): its files may include <sherd_header_hash.h>, by which the two libraries know each other
-# (runtime/op/layout_fingerprint.h).
+# (runtime/op/core/layout_fingerprint.h).
 set(SHERD_GENERATED ${CMAKE_BINARY_DIR}/generated)
 file(GLOB_RECURSE headers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/runtime/*.h)
 add_custom_command(

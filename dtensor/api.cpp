@@ -10,8 +10,8 @@
 #include "dtensor/spec_attr.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/purpose.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/vjp_call.h"
+#include "runtime/op/core/vjp_call.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd {
 

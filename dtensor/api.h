@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dtensor/spec.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd {
 

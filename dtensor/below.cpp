@@ -1,7 +1,7 @@
 #include "dtensor/below.h"
 
 #include "dtensor/spec.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd {
 

@@ -1,6 +1,6 @@
 #pragma once
 // Rows called below the dist layer, on local tensors: transitions and the local programs of rules consist of these.
-#include "runtime/op/dispatch.h"
+#include "runtime/op/core/dispatch.h"
 
 namespace sherd {
 

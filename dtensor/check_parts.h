@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "dtensor/spec.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd {
 

@@ -1,8 +1,8 @@
 #include "dtensor/create.h"
 
 #include "dtensor/local_runs.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/random_attrs.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/random_attrs.h"
 
 namespace sherd {
 

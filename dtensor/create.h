@@ -1,7 +1,7 @@
 #pragma once
 // Factories of distributed tensors: each rank makes its own elements, and no rank ever holds the full tensor.
 #include "dtensor/spec.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd {
 
@@ -18,8 +18,8 @@ struct RandomOptions {
   Device device = Device::cpu();
 };
 
-/// The values of random_normal() and random_uniform() in runtime/op/ops.h, bit for bit, in any layout on any number of
-/// ranks. No communication.
+/// The values of random_normal() and random_uniform() in runtime/op/rows/ops.h, bit for bit, in any layout on any
+/// number of ranks. No communication.
 Tensor random_normal(const Shape& shape, std::uint64_t key, double mean, double std, const Spec* spec,
                      const RandomOptions& options = {});
 Tensor random_uniform(const Shape& shape, std::uint64_t key, double low, double high, const Spec* spec,

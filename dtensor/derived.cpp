@@ -5,12 +5,12 @@
 //   "...[d],[d]->...[d]"   letter d:   nothing, every rank needs all of it
 //
 // Partial values: what is linear lets terms pass, and an increasing function lets a maximum pass. The column algebra
-// says which row is which (runtime/op/algebra.h).
+// says which row is which (runtime/op/core/algebra.h).
 #include "dtensor/derived.h"
 
 #include <algorithm>
 
-#include "runtime/op/dims.h"
+#include "runtime/op/core/dims.h"
 
 namespace sherd {
 

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "dtensor/spec.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd {
 

@@ -5,8 +5,8 @@
 #include "dtensor/propagate.h"
 #include "dtensor/redistribute.h"
 #include "runtime/comm/group/comm_counter.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/step_names.h"
+#include "runtime/op/core/step_names.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd {
 

@@ -4,8 +4,8 @@
 #include <numeric>
 
 #include "dtensor/below.h"
-#include "runtime/op/collective_attrs.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/collective_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd {
 

@@ -1,7 +1,7 @@
 #pragma once
 // Which elements of the global tensor a rank's shard holds, for rows whose values depend on the global index.
 #include "dtensor/spec.h"
-#include "runtime/op/element_runs.h"
+#include "runtime/op/rows/element_runs.h"
 
 namespace sherd {
 

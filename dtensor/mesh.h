@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "runtime/comm/group/process_group.h"
-#include "runtime/op/distributed.h"
+#include "runtime/op/core/distributed.h"
 
 namespace sherd {
 

@@ -4,7 +4,7 @@
 
 #include "dtensor/scopes.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd {
 

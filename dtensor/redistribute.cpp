@@ -4,9 +4,9 @@
 #include "dtensor/spec_attr.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/purpose.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/pointwise_attrs.h"
-#include "runtime/op/vjp_call.h"
+#include "runtime/op/core/vjp_call.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/pointwise_attrs.h"
 
 namespace sherd {
 

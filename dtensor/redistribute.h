@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dtensor/transition.h"
-#include "runtime/op/dispatch.h"
+#include "runtime/op/core/dispatch.h"
 
 namespace sherd {
 

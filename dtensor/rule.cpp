@@ -3,8 +3,8 @@
 #include <unordered_map>
 
 #include "dtensor/derived.h"
-#include "runtime/op/collective_attrs.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/collective_attrs.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd {
 

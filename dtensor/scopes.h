@@ -1,6 +1,6 @@
 #pragma once
 // Modes of a rank in which the dist layer is stricter, or more lenient.
-#include "runtime/op/host_state.h"
+#include "runtime/op/core/host_state.h"
 
 namespace sherd {
 

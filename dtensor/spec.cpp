@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "dtensor/spec_table.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd {
 

@@ -19,7 +19,7 @@
 
 #include "dtensor/mesh.h"
 #include "dtensor/placement.h"
-#include "runtime/op/distributed.h"
+#include "runtime/op/core/distributed.h"
 
 namespace sherd {
 

@@ -1,7 +1,7 @@
 #pragma once
 // Layouts as attributes. Equal layouts are one object, so identity is what they are compared by.
 #include "dtensor/spec.h"
-#include "runtime/op/attr_text.h"
+#include "runtime/op/attrs/attr_text.h"
 
 namespace sherd {
 

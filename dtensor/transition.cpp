@@ -15,8 +15,8 @@
 #include "dtensor/recent.h"
 #include "dtensor/transition_search.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/collective_attrs.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/collective_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd {
 

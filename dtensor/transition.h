@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "dtensor/spec.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 #include "runtime/tensor/small_vec.h"
 
 namespace sherd {

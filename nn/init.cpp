@@ -2,7 +2,7 @@
 
 #include "dtensor/create.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 

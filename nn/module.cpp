@@ -8,8 +8,8 @@
 #include <typeinfo>
 
 #include "runtime/exec/context.h"
-#include "runtime/op/offload.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/copy/offload.h"
+#include "runtime/op/rows/ops.h"
 #include "runtime/os/host_memory.h"
 #include "runtime/tensor/nearest.h"
 

@@ -15,7 +15,7 @@
 #include "nn/init.h"
 #include "nn/tensor_map.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/op/host_state.h"
+#include "runtime/op/core/host_state.h"
 
 namespace sherd {
 class DeviceMesh;
@@ -36,7 +36,7 @@ class ShardKeeper {
   /// have any. Local.
   virtual void shards_written() { reshard(); }
 
-  /// Whether they are in memory between steps: false if they have a home elsewhere (runtime/op/offload.h).
+  /// Whether they are in memory between steps: false if they have a home elsewhere (runtime/op/copy/offload.h).
   virtual bool keeps_in_memory() const { return true; }
 
   /// A scope has put full tensors into the slots (shard/summon.h): gathering is an Error.

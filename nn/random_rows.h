@@ -7,7 +7,7 @@
 
 #include "nn/init.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/op/host_state.h"
+#include "runtime/op/core/host_state.h"
 
 namespace sherd::nn {
 

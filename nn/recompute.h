@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "nn/module.h"
-#include "runtime/op/rows.h"
+#include "runtime/op/core/rows.h"
 
 namespace sherd::nn {
 

@@ -1,6 +1,6 @@
 #include "nn/tensor_map.h"
 
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 

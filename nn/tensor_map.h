@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd::nn {
 

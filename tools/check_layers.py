@@ -151,7 +151,7 @@ def check_cxx(root, path, folder, lines, code):
     if folder != "tests" and root / "runtime/op" not in path.parents:
         for match in COMPARED_OP.finditer(code):
             yield (code.count("\n", 0, match.start()) + 1,
-                   "an op is compared by name; ask for a column of its row (runtime/op/op.h), or compare rows")
+                   "an op is compared by name; ask for a column of its row (runtime/op/core/op.h), or compare rows")
     for number, line in enumerate(lines, 1):
         if match := INCLUDE.match(line):
             breach = check_include(root, folder, match.group(1)) or check_rooms(where, match.group(1))

@@ -1,6 +1,6 @@
 """Finds state of the library that a captured step may read and that no recording sees.
 
-A class that a step reads keeps what can change between calls in one struct of fields (runtime/op/host_state.h), each
+A class that a step reads keeps what can change between calls in one struct of fields (runtime/op/core/host_state.h), each
 with who sees the change. tools/host_state.toml lists the classes, and their other data members with the reason why a
 replay is right without them; a member that neither has is a breach. Classes derived from one of BASES are found by
 themselves. Works on text without comments, literals and preprocessor lines.

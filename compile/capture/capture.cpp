@@ -8,8 +8,8 @@
 
 #include "compile/ir/numbers.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/op/offload.h"
-#include "runtime/op/step_names.h"
+#include "runtime/op/copy/offload.h"
+#include "runtime/op/core/step_names.h"
 
 namespace sherd {
 

@@ -11,7 +11,7 @@
 #include "compile/ir/byte_ranges.h"
 #include "compile/ir/graph.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/capture_sink.h"
+#include "runtime/op/core/capture_sink.h"
 
 namespace sherd {
 

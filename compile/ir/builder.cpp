@@ -1,6 +1,6 @@
 #include "compile/ir/builder.h"
 
-#include "runtime/op/collective_attrs.h"
+#include "runtime/op/rows/collective_attrs.h"
 
 namespace sherd {
 

@@ -1,7 +1,7 @@
 #pragma once
 // Making nodes and values in passes, and what a node's row says of it.
 #include "compile/ir/program.h"
-#include "runtime/op/meta_list.h"
+#include "runtime/op/core/meta_list.h"
 
 namespace sherd {
 

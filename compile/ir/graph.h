@@ -6,8 +6,8 @@
 
 #include "compile/ir/program.h"
 #include "runtime/autograd/node.h"
-#include "runtime/op/capture_sink.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/capture_sink.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd {
 

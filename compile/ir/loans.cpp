@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "compile/ir/print.h"
-#include "runtime/op/wait_attrs.h"
+#include "runtime/op/rows/wait_attrs.h"
 
 namespace sherd {
 

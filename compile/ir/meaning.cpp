@@ -4,7 +4,7 @@
 #include "compile/ir/meaning.h"
 
 #include "compile/ir/print.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd {
 

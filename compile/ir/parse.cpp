@@ -13,8 +13,8 @@
 #include "compile/ir/print.h"
 #include "compile/ir/text_reader.h"
 #include "compile/ir/words.h"
-#include "runtime/op/attr_text.h"
-#include "runtime/op/unit_layout.h"
+#include "runtime/op/attrs/attr_text.h"
+#include "runtime/op/unit/unit_layout.h"
 
 namespace sherd {
 

@@ -5,7 +5,7 @@
 
 #include "compile/ir/unit_table.h"
 #include "compile/ir/words.h"
-#include "runtime/op/attr_text.h"
+#include "runtime/op/attrs/attr_text.h"
 
 namespace sherd {
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "runtime/exec/context.h"
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
 #include "runtime/tensor/small_vec.h"
 
 namespace sherd {

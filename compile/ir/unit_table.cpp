@@ -1,6 +1,6 @@
 #include "compile/ir/unit_table.h"
 
-#include "runtime/op/attr_text.h"
+#include "runtime/op/attrs/attr_text.h"
 
 namespace sherd {
 

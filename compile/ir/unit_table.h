@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "compile/ir/program.h"
-#include "runtime/op/unit_layout.h"
+#include "runtime/op/unit/unit_layout.h"
 
 namespace sherd {
 

@@ -7,8 +7,8 @@
 #include "compile/ir/lifetimes.h"
 #include "compile/ir/loans.h"
 #include "compile/ir/numbers.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/wait_attrs.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/wait_attrs.h"
 
 namespace sherd {
 

@@ -4,7 +4,7 @@
 
 #include "compile/ir/builder.h"
 #include "compile/ir/numbers.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd {
 

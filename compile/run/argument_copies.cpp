@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "runtime/autograd/autograd.h"
-#include "runtime/op/buffer_views.h"
-#include "runtime/op/offload.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/copy/offload.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/unit/buffer_views.h"
 
 namespace sherd {
 

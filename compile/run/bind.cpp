@@ -11,10 +11,10 @@
 #include "compile/ir/verify.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/group_names.h"
-#include "runtime/op/host_state.h"
-#include "runtime/op/offload.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/step_names.h"
+#include "runtime/op/copy/offload.h"
+#include "runtime/op/core/host_state.h"
+#include "runtime/op/core/step_names.h"
+#include "runtime/op/rows/ops.h"
 #include "runtime/tensor/nearest.h"
 
 namespace sherd {

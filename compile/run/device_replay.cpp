@@ -15,7 +15,7 @@
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/trace.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd {
 

@@ -7,8 +7,8 @@
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/dispatch.h"
-#include "runtime/op/wait_attrs.h"
+#include "runtime/op/core/dispatch.h"
+#include "runtime/op/rows/wait_attrs.h"
 
 namespace sherd {
 

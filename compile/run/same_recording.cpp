@@ -4,9 +4,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "runtime/op/attr_text.h"
-#include "runtime/op/offload.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/attrs/attr_text.h"
+#include "runtime/op/copy/offload.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd {
 

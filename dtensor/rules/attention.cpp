@@ -11,7 +11,7 @@
 //
 //   rope [B,H,T,K]   derived; a shard of the sequence starts at a later position
 #include "dtensor/rule.h"
-#include "runtime/op/attention_attrs.h"
+#include "runtime/op/rows/attention_attrs.h"
 
 namespace sherd {
 

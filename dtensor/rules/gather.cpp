@@ -11,10 +11,10 @@
 //
 //   scatter_add               x  index  source  ->  out
 //                             P  S1     S1          P                what each rank adds, and a Partial x
-#include "runtime/op/gather.h"
+#include "runtime/op/rows/gather.h"
 #include "dtensor/plain_part.h"
 #include "dtensor/rule.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd {
 

@@ -4,7 +4,7 @@
 //                                               d:    S1  R    -> S(-1)       columns of the table
 //                                               v:    S0  R    -> P           rows: zeros for ids of other ranks
 #include "dtensor/rule.h"
-#include "runtime/op/index_attrs.h"
+#include "runtime/op/rows/index_attrs.h"
 
 namespace sherd {
 

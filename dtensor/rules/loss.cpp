@@ -14,14 +14,14 @@
 #include <limits>
 
 #include "dtensor/rule.h"
-#include "runtime/op/create_attrs.h"
-#include "runtime/op/loss.h"
-#include "runtime/op/loss_attrs.h"
-#include "runtime/op/loss_gradient.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/pointwise_attrs.h"
-#include "runtime/op/reduce_attrs.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/create_attrs.h"
+#include "runtime/op/rows/loss.h"
+#include "runtime/op/rows/loss_attrs.h"
+#include "runtime/op/rows/loss_gradient.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/pointwise_attrs.h"
+#include "runtime/op/rows/reduce_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd {
 

@@ -3,7 +3,7 @@
 //   x f32[4,6]{1: tp}, tp 1 of 2      element 0 of the shard is element 3 of the full tensor; runs of 3, 6 apart
 #include "dtensor/local_runs.h"
 #include "dtensor/rule.h"
-#include "runtime/op/random_attrs.h"
+#include "runtime/op/rows/random_attrs.h"
 
 namespace sherd {
 

@@ -16,10 +16,10 @@
 #include <limits>
 
 #include "dtensor/rule.h"
-#include "runtime/op/create_attrs.h"
-#include "runtime/op/pointwise_attrs.h"
-#include "runtime/op/reduce_attrs.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/create_attrs.h"
+#include "runtime/op/rows/pointwise_attrs.h"
+#include "runtime/op/rows/reduce_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd {
 

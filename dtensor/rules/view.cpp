@@ -13,8 +13,8 @@
 #include <numeric>
 
 #include "dtensor/rule.h"
-#include "runtime/op/view.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/view.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd {
 

@@ -11,10 +11,10 @@
 // Tensors, the functions on them, autograd.
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/saved_policy.h"
-#include "runtime/op/einsum.h"
-#include "runtime/op/grad_mode.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/grad_mode.h"
+#include "runtime/op/core/tensor.h"
+#include "runtime/op/rows/einsum.h"
+#include "runtime/op/rows/ops.h"
 
 // Ranks, their groups and collectives. world_group() is the group of all ranks of the job.
 #include "runtime/comm/board/thread_group.h"

@@ -17,8 +17,8 @@
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
-#include "runtime/op/offload.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/copy/offload.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 

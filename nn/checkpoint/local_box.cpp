@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "dtensor/spec.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 

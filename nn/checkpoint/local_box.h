@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "nn/checkpoint/box.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd::nn {
 

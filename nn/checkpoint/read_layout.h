@@ -10,7 +10,7 @@
 
 #include "dtensor/spec.h"
 #include "nn/checkpoint/manifest.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd::nn {
 

@@ -20,7 +20,7 @@
 #include "nn/checkpoint/rank_file.h"
 #include "runtime/exec/queue.h"
 #include "runtime/memory/offload_file.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd::nn {
 

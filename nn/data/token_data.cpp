@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "nn/data/utf8.h"
-#include "runtime/op/philox.h"
+#include "runtime/op/rows/philox.h"
 #include "runtime/tensor/error.h"
 
 // With one byte per token, position = offset. Characters of more bytes need an index: the scan that finds the

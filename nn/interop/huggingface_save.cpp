@@ -15,8 +15,8 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/offload.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/copy/offload.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 

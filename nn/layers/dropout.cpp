@@ -1,7 +1,7 @@
 #include "nn/layers/dropout.h"
 
 #include "nn/batch_part.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 

@@ -1,6 +1,6 @@
 #include "nn/layers/norm.h"
 
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 

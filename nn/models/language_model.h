@@ -1,7 +1,7 @@
 #pragma once
 // The interface of language models that training and sampling use.
 #include "nn/module.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 

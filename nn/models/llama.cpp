@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 

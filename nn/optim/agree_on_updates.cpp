@@ -8,7 +8,7 @@
 #include "nn/random_rows.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/offload.h"
+#include "runtime/op/copy/offload.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd::nn {

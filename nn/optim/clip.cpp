@@ -19,10 +19,10 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
-#include "runtime/op/offload.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/optimizer_attrs.h"
-#include "runtime/op/power_sum.h"
+#include "runtime/op/copy/offload.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/optimizer_attrs.h"
+#include "runtime/op/rows/power_sum.h"
 
 namespace sherd::nn {
 

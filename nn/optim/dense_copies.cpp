@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd::nn {
 

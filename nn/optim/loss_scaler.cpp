@@ -14,7 +14,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 

@@ -5,8 +5,8 @@
 
 #include "dtensor/spec.h"
 #include "runtime/memory/allocator.h"
-#include "runtime/op/buffer_views.h"
-#include "runtime/op/offload_budget.h"
+#include "runtime/op/copy/offload_budget.h"
+#include "runtime/op/unit/buffer_views.h"
 
 namespace sherd::nn {
 

@@ -1,6 +1,6 @@
 #pragma once
 // Optimizer state outside of memory: in a file where parameters are on the host, in memory of the host where they are
-// on a device. The optimizer steps in pieces, of which a few are in memory at a time (runtime/op/offload.h):
+// on a device. The optimizer steps in pieces, of which a few are in memory at a time (runtime/op/copy/offload.h):
 //
 //   home       | w0.m | w0.v | w1.m | w1.v | w2.m .......... | w2.v .......... |    slots of state
 //   pieces     [ 0                         ][ 1: first elements of w2 ][ 2: the others ]
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "nn/module.h"
-#include "runtime/op/offload.h"
+#include "runtime/op/copy/offload.h"
 
 namespace sherd::nn {
 

@@ -8,8 +8,8 @@
 #include "nn/random_rows.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/offload.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/copy/offload.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 

@@ -10,7 +10,7 @@
 
 #include "nn/module.h"
 #include "nn/optim/offloaded_state.h"
-#include "runtime/op/host_state.h"
+#include "runtime/op/core/host_state.h"
 #include "runtime/tensor/small_vec.h"
 
 namespace sherd::nn {

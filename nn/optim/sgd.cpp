@@ -1,7 +1,7 @@
 #include "nn/optim/sgd.h"
 
 #include "nn/optim/check_options.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 

@@ -6,9 +6,9 @@
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
-#include "runtime/op/collective_attrs.h"
-#include "runtime/op/dispatch.h"
-#include "runtime/op/infer.h"
+#include "runtime/op/core/dispatch.h"
+#include "runtime/op/core/infer.h"
+#include "runtime/op/rows/collective_attrs.h"
 
 namespace sherd::nn {
 

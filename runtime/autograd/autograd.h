@@ -4,8 +4,8 @@
 #include <functional>
 
 #include "runtime/autograd/node.h"
-#include "runtime/op/dispatch.h"
-#include "runtime/op/grad_mode.h"
+#include "runtime/op/core/dispatch.h"
+#include "runtime/op/core/grad_mode.h"
 
 namespace sherd {
 

@@ -8,9 +8,9 @@
 #include "runtime/autograd/recomputed.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/reduce_attrs.h"
-#include "runtime/op/vjp_call.h"
+#include "runtime/op/core/vjp_call.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/reduce_attrs.h"
 
 namespace sherd {
 

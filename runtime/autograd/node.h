@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/autograd/saved_tensor.h"
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
 
 namespace sherd {
 

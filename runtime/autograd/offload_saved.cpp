@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "runtime/memory/allocator.h"
-#include "runtime/op/buffer_views.h"
-#include "runtime/op/dispatch.h"
-#include "runtime/op/offload_homes.h"
+#include "runtime/op/copy/offload_homes.h"
+#include "runtime/op/core/dispatch.h"
+#include "runtime/op/unit/buffer_views.h"
 
 namespace sherd {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "runtime/exec/context.h"
-#include "runtime/op/dispatch.h"
+#include "runtime/op/core/dispatch.h"
 
 namespace sherd {
 

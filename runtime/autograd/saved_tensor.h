@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd {
 

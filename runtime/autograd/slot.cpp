@@ -1,9 +1,9 @@
 #include "runtime/autograd/slot.h"
 
 #include "runtime/exec/context.h"
-#include "runtime/op/capture_sink.h"
-#include "runtime/op/host_state.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/core/capture_sink.h"
+#include "runtime/op/core/host_state.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd {
 

@@ -9,7 +9,7 @@
 #include "runtime/cpu/steps.h"
 #include "runtime/cpu/tile_gemm.h"
 #include "runtime/cpu/transpose.h"
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
 
 namespace sherd::cpu {
 

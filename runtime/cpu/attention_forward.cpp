@@ -10,7 +10,7 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/cpu/workspace.h"
-#include "runtime/op/attention_attrs.h"
+#include "runtime/op/rows/attention_attrs.h"
 
 namespace sherd::cpu {
 

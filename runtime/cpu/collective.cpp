@@ -13,8 +13,8 @@
 #include "runtime/comm/group/host_group.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/exec/queue.h"
-#include "runtime/op/collective_attrs.h"
-#include "runtime/op/collective_cut.h"
+#include "runtime/op/rows/collective_attrs.h"
+#include "runtime/op/rows/collective_cut.h"
 
 namespace sherd::cpu {
 

@@ -1,7 +1,7 @@
 #pragma once
 // Kernels here want dense inputs. One that is not is copied into the call's scratch first, so every row takes any
 // strides: the scratch column reserves the bytes from metadata, the kernel takes them in the same order.
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
 
 namespace sherd::cpu {
 

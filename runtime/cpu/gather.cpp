@@ -1,7 +1,7 @@
 // Rows with an index per element. A line of the index, its elements along the row's dim, meets one line of x: threads
 // own lines, and what one line writes twice it writes in order. Lines that are neighbours along the last dim are taken
 // together, so that cache lines are used whole.
-#include "runtime/op/gather.h"
+#include "runtime/op/rows/gather.h"
 
 #include <array>
 #include <cstring>
@@ -11,7 +11,7 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/cpu/strided_copy.h"
 #include "runtime/cpu/workspace.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd::cpu {
 

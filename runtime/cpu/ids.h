@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "runtime/cpu/tile.h"
-#include "runtime/op/id_shard.h"
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
+#include "runtime/op/rows/id_shard.h"
 
 namespace sherd::cpu {
 

@@ -8,8 +8,8 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/cpu/strided_copy.h"
 #include "runtime/cpu/tile.h"
-#include "runtime/op/index_attrs.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/index_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd::cpu {
 

@@ -4,7 +4,7 @@
 // unless the row's user function made them dense.
 #include "runtime/comm/board/reduce.h"
 #include "runtime/cpu/gemm.h"
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
 
 namespace sherd::cpu {
 

@@ -1,6 +1,6 @@
 // Cross entropy over rows of logits, whole or one chunk of a product at a time. Row losses are added in row order in
 // f64, so neither chunks nor threads change the sum.
-#include "runtime/op/loss.h"
+#include "runtime/op/rows/loss.h"
 
 #include <limits>
 
@@ -10,8 +10,8 @@
 #include "runtime/cpu/lines.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/cpu/softmax.h"
-#include "runtime/op/id_shard.h"
-#include "runtime/op/loss_attrs.h"
+#include "runtime/op/rows/id_shard.h"
+#include "runtime/op/rows/loss_attrs.h"
 
 namespace sherd::cpu {
 

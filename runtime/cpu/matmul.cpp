@@ -5,7 +5,7 @@
 #include "runtime/cpu/gemm.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/scratch.h"
-#include "runtime/op/matmul_layout.h"
+#include "runtime/op/rows/matmul_layout.h"
 
 namespace sherd::cpu {
 

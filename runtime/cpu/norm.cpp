@@ -7,7 +7,7 @@
 #include "runtime/cpu/lines.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/cpu/softmax.h"
-#include "runtime/op/norm_attrs.h"
+#include "runtime/op/rows/norm_attrs.h"
 
 namespace sherd::cpu {
 

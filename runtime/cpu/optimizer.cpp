@@ -9,8 +9,8 @@
 
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
-#include "runtime/op/optimizer_attrs.h"
-#include "runtime/op/optimizer_extents.h"
+#include "runtime/op/rows/optimizer_attrs.h"
+#include "runtime/op/rows/optimizer_extents.h"
 
 namespace sherd::cpu {
 

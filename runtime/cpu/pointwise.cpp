@@ -3,7 +3,7 @@
 #include "runtime/cpu/math.h"
 #include "runtime/cpu/pointwise_loop.h"
 #include "runtime/cpu/silu_family.h"
-#include "runtime/op/pointwise_list.h"
+#include "runtime/op/rows/pointwise_list.h"
 
 namespace sherd::cpu {
 

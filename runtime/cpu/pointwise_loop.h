@@ -2,8 +2,8 @@
 // The loop of all pointwise kernels. It knows tensors and nothing of the function, which arrives as one pointer to a
 // tight loop over plain arrays: a new pointwise row costs one such loop per compute type.
 #include "runtime/cpu/tile.h"
-#include "runtime/op/op.h"
-#include "runtime/op/pointwise.h"
+#include "runtime/op/core/op.h"
+#include "runtime/op/rows/pointwise.h"
 
 namespace sherd::cpu {
 

@@ -9,9 +9,9 @@
 #include "runtime/cpu/math.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/cpu/tile.h"
-#include "runtime/op/element_runs.h"
-#include "runtime/op/philox.h"
-#include "runtime/op/random_attrs.h"
+#include "runtime/op/rows/element_runs.h"
+#include "runtime/op/rows/philox.h"
+#include "runtime/op/rows/random_attrs.h"
 
 namespace sherd::cpu {
 

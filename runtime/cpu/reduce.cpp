@@ -9,8 +9,8 @@
 #include "runtime/cpu/reduce_plan.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/cpu/tile.h"
-#include "runtime/op/pointwise.h"
-#include "runtime/op/reduce_attrs.h"
+#include "runtime/op/rows/pointwise.h"
+#include "runtime/op/rows/reduce_attrs.h"
 
 namespace sherd::cpu {
 

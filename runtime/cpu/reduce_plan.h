@@ -2,7 +2,7 @@
 // How a reduction walks its input: dims reordered to [outer..., reduced..., inner...], where outer and inner are kept.
 // With inner == 1 a result is the reduction of a row; else whole rows of `inner` results are combined at a time, which
 // is what memory order asks for when the reduced dims are not the fast ones.
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
 
 namespace sherd::cpu {
 

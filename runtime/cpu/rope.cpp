@@ -8,7 +8,7 @@
 #include "runtime/cpu/heads.h"
 #include "runtime/cpu/lines.h"
 #include "runtime/cpu/scratch.h"
-#include "runtime/op/attention_attrs.h"
+#include "runtime/op/rows/attention_attrs.h"
 
 namespace sherd::cpu {
 

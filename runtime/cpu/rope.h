@@ -1,5 +1,5 @@
 #pragma once
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
 
 namespace sherd::cpu {
 

@@ -1,7 +1,7 @@
 #pragma once
 // Scratch columns of the rows in runtime/op: how many bytes a kernel here wants besides its tensors. Each is defined
 // beside the kernel that uses the bytes.
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
 
 namespace sherd::cpu {
 

@@ -8,7 +8,7 @@
 
 #include "runtime/cpu/convert.h"
 #include "runtime/cpu/exp2.h"
-#include "runtime/op/pointwise.h"
+#include "runtime/op/rows/pointwise.h"
 
 namespace sherd::cpu {
 

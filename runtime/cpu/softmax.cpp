@@ -4,7 +4,7 @@
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/lines.h"
 #include "runtime/cpu/scratch.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd::cpu {
 

@@ -2,7 +2,7 @@
 // The inner step that softmax, cross entropy and attention share, and the registration of the softmax kernels.
 #include "runtime/cpu/math.h"
 #include "runtime/cpu/simd.h"
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
 
 namespace sherd::cpu {
 

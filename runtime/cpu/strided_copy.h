@@ -1,6 +1,6 @@
 #pragma once
 // Moving elements between two strided layouts of one shape and dtype: the one loop behind copy, cat and padding.
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd::cpu {
 

@@ -4,7 +4,7 @@
 // That keeps a kernel's instantiations at three, whatever the dtypes and strides of its tensors.
 #include <cstdint>
 
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd::cpu {
 

@@ -7,7 +7,7 @@
 #include "runtime/cpu/reduce_plan.h"
 #include "runtime/cpu/tile.h"
 #include "runtime/cpu/workspace.h"
-#include "runtime/op/gather.h"
+#include "runtime/op/rows/gather.h"
 
 namespace sherd::cpu {
 

@@ -11,8 +11,8 @@
 #include "runtime/cuda/device/store.h"
 #include "runtime/cuda/gemm/blas.h"
 #include "runtime/cuda/kernels.h"
-#include "runtime/op/device_library.h"
-#include "runtime/op/layout_fingerprint.h"
+#include "runtime/op/core/device_library.h"
+#include "runtime/op/core/layout_fingerprint.h"
 
 namespace sherd::cuda {
 

@@ -3,7 +3,7 @@
 // runtime/cpu/kernels.h: outputs are dense (but for `copy`), inputs may have any strides; everything is queued on
 // context_of(call).stream() and nothing waits for the device. Workspace comes from Workspace or the row's scratch
 // column.
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
 
 namespace sherd::cuda {
 

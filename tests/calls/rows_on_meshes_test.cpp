@@ -7,7 +7,7 @@
 #include "dtensor/mesh.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/spec.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/op_cases.h"
 #include "tests/support/processes.h"

@@ -10,7 +10,7 @@
 #include "runtime/comm/group/channels.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/comm/backends.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "compile/passes/temporaries.h"
-#include "runtime/op/step_names.h"
+#include "runtime/op/core/step_names.h"
 #include "tests/compile/training_step.h"
 #include "tests/support/expect_error.h"
 

@@ -7,7 +7,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/comm_counter.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/compile_once.h"
 #include "tests/support/draw.h"
 #include "tests/support/near.h"

@@ -9,7 +9,7 @@
 #include "nn/layers/linear.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/saved_policy.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/compile/tiny_net.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"

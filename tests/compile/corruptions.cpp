@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "compile/ir/order.h"
-#include "runtime/op/attr_text.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/wait_attrs.h"
+#include "runtime/op/attrs/attr_text.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/wait_attrs.h"
 
 namespace sherd::testing {
 

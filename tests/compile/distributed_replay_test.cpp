@@ -10,7 +10,7 @@
 #include "dtensor/scopes.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"

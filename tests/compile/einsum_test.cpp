@@ -1,5 +1,5 @@
 // Which rows an einsum is, read off a recording, and that a captured step with einsums is the eager one.
-#include "runtime/op/einsum.h"
+#include "runtime/op/rows/einsum.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include "compile/ir/print.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/compile/tiny_net.h"
 #include "tests/support/compile_once.h"
 #include "tests/support/near.h"

@@ -13,7 +13,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/attr_text.h"
+#include "runtime/op/attrs/attr_text.h"
 #include "tests/parallel/nets.h"
 #include "tests/parallel/replay.h"
 #include "tests/support/compile_once.h"

@@ -4,8 +4,8 @@
 
 #include "compile/ir/numbers.h"
 #include "compile/ir/program.h"
-#include "runtime/op/attrs.h"
-#include "runtime/op/rows.h"
+#include "runtime/op/attrs/attrs.h"
+#include "runtime/op/core/rows.h"
 
 namespace sherd::testing {
 

@@ -9,7 +9,7 @@
 #include "compile/passes/place_eager.h"
 #include "compile/passes/ssa.h"
 #include "compile/passes/temporaries.h"
-#include "runtime/op/random_attrs.h"
+#include "runtime/op/rows/random_attrs.h"
 #include "tests/compile/hand_made.h"
 #include "tests/support/expect_error.h"
 

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/bad_inputs.h"
 
 namespace sherd::testing {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
-#include "runtime/op/dispatch.h"
+#include "runtime/op/core/dispatch.h"
 #include "tests/support/near.h"
 #include "tests/support/op_cases.h"
 

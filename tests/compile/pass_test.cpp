@@ -7,7 +7,7 @@
 #include "compile/ir/order.h"
 #include "compile/ir/print.h"
 #include "compile/passes/ssa.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/compile/hand_made.h"
 #include "tests/compile/tiny_net.h"
 #include "tests/support/compile_once.h"

@@ -9,7 +9,7 @@
 #include "compile/ir/graph.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/memory/accounting.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd::testing {
 

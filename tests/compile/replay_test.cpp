@@ -7,7 +7,7 @@
 #include "compile/compile.h"
 #include "compile/ir/print.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/step_names.h"
+#include "runtime/op/core/step_names.h"
 #include "tests/compile/tiny_net.h"
 #include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"

@@ -5,7 +5,7 @@
 
 #include "compile/compile.h"
 #include "runtime/comm/group/host_group.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"

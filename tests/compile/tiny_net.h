@@ -7,7 +7,7 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/near.h"
 
 namespace sherd::testing {

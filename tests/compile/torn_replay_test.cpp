@@ -14,7 +14,7 @@
 #include "nn/optim/sgd.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"

@@ -10,10 +10,10 @@
 #include "compile/ir/access.h"
 #include "compile/ir/overlap.h"
 #include "compile/ir/print.h"
-#include "runtime/op/attrs.h"
-#include "runtime/op/gather.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/attrs/attrs.h"
+#include "runtime/op/rows/gather.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/view_attrs.h"
 #include "tests/support/expect_error.h"
 
 namespace sherd::testing {

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "runtime/exec/context.h"
-#include "runtime/op/device_library.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/core/device_library.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/expect_error.h"
 

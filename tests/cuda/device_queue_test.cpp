@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "runtime/exec/hazards.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "runtime/os/settings.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/expect_error.h"

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "runtime/autograd/autograd.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/cuda/on_device.h"
 #include "tests/support/draw.h"

@@ -4,7 +4,7 @@
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/device/faults.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/cuda/device_kernels.h"
 #include "tests/support/emulated_gpu/control.h"

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/emulated_gpu/control.h"
 

@@ -8,7 +8,7 @@
 #include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/staged_group.h"
 #include "runtime/exec/device_queue.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/emulated_gpu/control.h"
 #include "tests/support/expect_error.h"

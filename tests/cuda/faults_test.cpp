@@ -8,7 +8,7 @@
 
 #include "runtime/cuda/device/context.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/cuda/device_kernels.h"
 #include "tests/support/expect_error.h"

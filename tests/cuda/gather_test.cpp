@@ -5,9 +5,9 @@
 #include <limits>
 
 #include "runtime/exec/context.h"
-#include "runtime/op/gather.h"
-#include "runtime/op/reduce_attrs.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/gather.h"
+#include "runtime/op/rows/reduce_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 #include "tests/cuda/against_cpu.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/expect_error.h"

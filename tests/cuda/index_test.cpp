@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "runtime/exec/context.h"
-#include "runtime/op/index_attrs.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/index_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/cuda/on_device.h"
 #include "tests/support/draw.h"

@@ -1,7 +1,7 @@
 // The library is found and opened on any host; where there is no device it says why.
 #include <gtest/gtest.h>
 
-#include "runtime/op/device_library.h"
+#include "runtime/op/core/device_library.h"
 
 namespace sherd {
 

@@ -3,8 +3,8 @@
 
 #include <limits>
 
-#include "runtime/op/loss.h"
-#include "runtime/op/loss_attrs.h"
+#include "runtime/op/rows/loss.h"
+#include "runtime/op/rows/loss_attrs.h"
 #include "tests/cuda/against_cpu.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/expect_error.h"

@@ -4,8 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include "runtime/op/dispatch.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/core/dispatch.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/draw.h"
 #include "tests/support/near.h"

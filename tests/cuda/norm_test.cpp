@@ -2,7 +2,7 @@
 // rows that are read again, odd lengths, many rows per block.
 #include <gtest/gtest.h>
 
-#include "runtime/op/norm_attrs.h"
+#include "runtime/op/rows/norm_attrs.h"
 #include "tests/cuda/against_cpu.h"
 #include "tests/cuda/cuda_test.h"
 

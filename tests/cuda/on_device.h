@@ -2,7 +2,7 @@
 // Tensors for tests of the device, with the strides and offsets that they have on the host.
 #include <vector>
 
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::testing {
 

@@ -4,8 +4,8 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/create_attrs.h"
-#include "runtime/op/random_attrs.h"
+#include "runtime/op/rows/create_attrs.h"
+#include "runtime/op/rows/random_attrs.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/cuda/on_device.h"
 #include "tests/support/near.h"

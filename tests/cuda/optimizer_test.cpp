@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "runtime/op/ops.h"
-#include "runtime/op/optimizer_attrs.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/optimizer_attrs.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/cuda/on_device.h"
 #include "tests/support/draw.h"

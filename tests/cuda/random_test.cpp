@@ -4,9 +4,9 @@
 #include <cmath>
 
 #include "runtime/exec/context.h"
-#include "runtime/op/attention_attrs.h"
-#include "runtime/op/element_runs.h"
-#include "runtime/op/random_attrs.h"
+#include "runtime/op/rows/attention_attrs.h"
+#include "runtime/op/rows/element_runs.h"
+#include "runtime/op/rows/random_attrs.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/cuda/on_device.h"
 #include "tests/support/boxes.h"

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "runtime/cuda/rows/reduce_plan.h"
-#include "runtime/op/reduce_attrs.h"
+#include "runtime/op/rows/reduce_attrs.h"
 #include "tests/cuda/against_cpu.h"
 #include "tests/cuda/cuda_test.h"
 

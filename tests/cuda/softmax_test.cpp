@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 #include "tests/cuda/against_cpu.h"
 #include "tests/cuda/cuda_test.h"
 

@@ -12,7 +12,7 @@
 #include "runtime/comm/group/staged_group.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/hazards.h"
-#include "runtime/op/offload.h"
+#include "runtime/op/copy/offload.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"

@@ -5,7 +5,7 @@
 
 #include "dtensor/api.h"
 #include "runtime/comm/group/comm_counter.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/dtensor/one_rank.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"

@@ -2,13 +2,13 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/derived.h"
-#include "runtime/op/attention_attrs.h"
-#include "runtime/op/create_attrs.h"
-#include "runtime/op/loss_attrs.h"
-#include "runtime/op/norm_attrs.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/pointwise_attrs.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/attention_attrs.h"
+#include "runtime/op/rows/create_attrs.h"
+#include "runtime/op/rows/loss_attrs.h"
+#include "runtime/op/rows/norm_attrs.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/pointwise_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd::testing {
 namespace {

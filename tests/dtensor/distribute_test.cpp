@@ -6,7 +6,7 @@
 #include "dtensor/api.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"

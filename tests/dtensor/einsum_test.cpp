@@ -4,7 +4,7 @@
 //   letter      operands that have it    others    result             gradients
 //   stays       S                        R         S                  S, of the others Partial
 //   is summed   S                        R         Partial            S, of the others Partial
-#include "runtime/op/einsum.h"
+#include "runtime/op/rows/einsum.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include "dtensor/api.h"
 #include "dtensor/redistribute.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/compile_once.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"

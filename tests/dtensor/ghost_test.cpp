@@ -7,7 +7,7 @@
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 
 namespace sherd::testing {

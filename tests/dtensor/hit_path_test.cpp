@@ -6,7 +6,7 @@
 #include "dtensor/spec.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/counting_new.h"
 #include "tests/support/ranks.h"
 

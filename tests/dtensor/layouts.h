@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "dtensor/spec.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::testing {
 

@@ -10,7 +10,7 @@
 #include "dtensor/spec.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/job/world.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"

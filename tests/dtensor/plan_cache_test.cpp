@@ -4,7 +4,7 @@
 #include "dtensor/api.h"
 #include "dtensor/propagate.h"
 #include "dtensor/redistribute.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/dtensor/layouts.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"

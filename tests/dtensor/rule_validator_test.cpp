@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/rule.h"
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
 #include "tests/dtensor/validate/report.h"
 #include "tests/support/draw.h"
 

@@ -1,7 +1,7 @@
 // Attention and rotary positions in every layout against one rank's.
 #include <gtest/gtest.h>
 
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/dtensor/one_rank.h"
 
 namespace sherd::testing {

@@ -1,7 +1,7 @@
 // Rows with indices in every layout of values and indices against one rank's.
 #include <gtest/gtest.h>
 
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/dtensor/one_rank.h"
 
 namespace sherd::testing {

@@ -1,7 +1,7 @@
 // Softmax and norms in every layout against one rank's, with the gradients of weights.
 #include <gtest/gtest.h>
 
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/dtensor/one_rank.h"
 
 namespace sherd::testing {

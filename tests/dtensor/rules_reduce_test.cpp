@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/dtensor/one_rank.h"
 
 namespace sherd::testing {

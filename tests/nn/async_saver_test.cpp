@@ -17,7 +17,7 @@
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/hazards.h"
 #include "runtime/exec/work_times.h"
-#include "runtime/op/offload.h"
+#include "runtime/op/copy/offload.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"

@@ -9,7 +9,7 @@
 #include "nn/layers/embedding.h"
 #include "nn/layers/linear.h"
 #include "nn/layers/norm.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"

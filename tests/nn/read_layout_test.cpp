@@ -12,7 +12,7 @@
 #include "nn/checkpoint/training_state.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/numbered.h"
 #include "tests/support/ranks.h"

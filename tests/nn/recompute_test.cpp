@@ -16,7 +16,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/trace.h"
-#include "runtime/op/host_reads.h"
+#include "runtime/op/core/host_reads.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 

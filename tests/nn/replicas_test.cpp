@@ -12,7 +12,7 @@
 #include "nn/optim/loss_scaler.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"
 

@@ -10,7 +10,7 @@
 
 #include "nn/module.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 namespace {

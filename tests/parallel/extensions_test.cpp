@@ -6,7 +6,7 @@
 
 #include "nn/optim/adamw.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/op/buffer_views.h"
+#include "runtime/op/unit/buffer_views.h"
 #include "tests/parallel/replay.h"
 #include "tests/parallel/uneven_net.h"
 #include "tests/support/compile_once.h"

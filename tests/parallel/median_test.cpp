@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "runtime/op/buffer_views.h"
+#include "runtime/op/unit/buffer_views.h"
 #include "tests/parallel/replay.h"
 #include "tests/parallel/two_dim_net.h"
 #include "tests/parallel/uneven_net.h"

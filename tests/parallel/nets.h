@@ -12,7 +12,7 @@
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/parallel/parity.h"
 
 namespace sherd::testing {

@@ -10,7 +10,7 @@
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/hazards.h"
-#include "runtime/op/offload.h"
+#include "runtime/op/copy/offload.h"
 #include "tests/parallel/offload_training.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"

@@ -7,7 +7,7 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/host_group.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"

@@ -11,7 +11,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd {
 namespace {

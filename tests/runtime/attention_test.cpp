@@ -5,8 +5,8 @@
 
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/attention_attrs.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/attention_attrs.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/draw.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/golden_case.h"

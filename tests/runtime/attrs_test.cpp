@@ -7,14 +7,14 @@
 #include <limits>
 #include <random>
 
-#include "runtime/op/attr_list.h"
-#include "runtime/op/collective_attrs.h"
-#include "runtime/op/create_attrs.h"
-#include "runtime/op/index_attrs.h"
-#include "runtime/op/pointwise_attrs.h"
-#include "runtime/op/random_attrs.h"
-#include "runtime/op/reduce_attrs.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/attrs/attr_list.h"
+#include "runtime/op/rows/collective_attrs.h"
+#include "runtime/op/rows/create_attrs.h"
+#include "runtime/op/rows/index_attrs.h"
+#include "runtime/op/rows/pointwise_attrs.h"
+#include "runtime/op/rows/random_attrs.h"
+#include "runtime/op/rows/reduce_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/op_cases.h"
 

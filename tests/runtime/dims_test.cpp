@@ -1,15 +1,15 @@
-#include "runtime/op/dims.h"
+#include "runtime/op/core/dims.h"
 
 #include <gtest/gtest.h>
 
-#include "runtime/op/attention_attrs.h"
-#include "runtime/op/index_attrs.h"
-#include "runtime/op/loss_attrs.h"
-#include "runtime/op/norm_attrs.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/optimizer_attrs.h"
-#include "runtime/op/reduce_attrs.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/attention_attrs.h"
+#include "runtime/op/rows/index_attrs.h"
+#include "runtime/op/rows/loss_attrs.h"
+#include "runtime/op/rows/norm_attrs.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/optimizer_attrs.h"
+#include "runtime/op/rows/reduce_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd {
 namespace {

@@ -1,13 +1,13 @@
 // The dispatcher: when memory is reused and when it must not be, destinations, devices, and what errors carry.
-#include "runtime/op/dispatch.h"
+#include "runtime/op/core/dispatch.h"
 
 #include <gtest/gtest.h>
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/view_attrs.h"
 #include "tests/support/draw.h"
 #include "tests/support/near.h"
 

@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd {
 namespace {

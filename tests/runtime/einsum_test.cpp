@@ -1,13 +1,13 @@
 // einsum: PyTorch's values and gradients of every form, what its rows do with integers, empty dims and 16 bits, and the
 // words of its errors. (Which rows it takes: tests/compile/einsum_test.cpp; sharded: tests/dtensor/einsum_test.cpp.)
-#include "runtime/op/einsum.h"
+#include "runtime/op/rows/einsum.h"
 
 #include <cmath>
 #include <limits>
 
 #include <gtest/gtest.h>
 
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/draw.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/golden_case.h"

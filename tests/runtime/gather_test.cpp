@@ -6,8 +6,8 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/cpu/parallel.h"
-#include "runtime/op/gather.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/gather.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/draw.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/golden_case.h"

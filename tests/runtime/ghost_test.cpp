@@ -11,8 +11,8 @@
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/queue.h"
-#include "runtime/op/host_reads.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/core/host_reads.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 
 namespace sherd::testing {

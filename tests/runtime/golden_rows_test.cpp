@@ -1,7 +1,7 @@
 // Activations and embedding against PyTorch; other fused rows have their goldens beside their own tests.
 #include <gtest/gtest.h>
 
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/golden_case.h"
 
 namespace sherd::testing {

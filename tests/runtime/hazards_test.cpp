@@ -7,8 +7,8 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/exec/host_queue.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/step_names.h"
+#include "runtime/op/core/step_names.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 
 namespace sherd::testing {

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "runtime/cpu/parallel.h"
-#include "runtime/op/index_attrs.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/index_attrs.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/grad_check.h"
 #include "tests/support/message_of.h"
 #include "tests/support/near.h"

@@ -1,17 +1,17 @@
 // infer, scratch, mutated and cost read metadata and nothing else: they answer alike where no tensor exists. Oracle:
 // the same call on tensors, which op_sweep_test compares with results; closed forms for strides and words.
-#include "runtime/op/infer.h"
+#include "runtime/op/core/infer.h"
 
 #include <gtest/gtest.h>
 
-#include "runtime/op/attention_attrs.h"
-#include "runtime/op/dims.h"
-#include "runtime/op/index_attrs.h"
-#include "runtime/op/norm_attrs.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/optimizer_attrs.h"
-#include "runtime/op/random_attrs.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/core/dims.h"
+#include "runtime/op/rows/attention_attrs.h"
+#include "runtime/op/rows/index_attrs.h"
+#include "runtime/op/rows/norm_attrs.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/optimizer_attrs.h"
+#include "runtime/op/rows/random_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 #include "tests/support/message_of.h"
 #include "tests/support/op_cases.h"
 

@@ -7,7 +7,7 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/exec/host_queue.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/gate.h"
 
 namespace sherd::testing {

@@ -1,5 +1,5 @@
 // A table that keeps nothing alive, and does not fill.
-#include "runtime/op/living.h"
+#include "runtime/op/core/living.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include "runtime/autograd/slot.h"
 #include "runtime/cpu/gemm.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/draw.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/golden_case.h"

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/draw.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/golden_case.h"

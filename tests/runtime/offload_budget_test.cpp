@@ -1,5 +1,5 @@
 // What leaves memory where a part may stay, on sizes at random: against what the rule promises.
-#include "runtime/op/offload_budget.h"
+#include "runtime/op/copy/offload_budget.h"
 
 #include <gtest/gtest.h>
 

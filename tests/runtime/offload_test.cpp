@@ -1,5 +1,5 @@
 // Offloaded bytes: the file, and the rows that move them beside compute. Oracle: the bytes that were put there.
-#include "runtime/op/offload.h"
+#include "runtime/op/copy/offload.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/exec/hazards.h"
-#include "runtime/op/buffer_views.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/unit/buffer_views.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/near.h"

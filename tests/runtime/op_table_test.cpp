@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/source_path.h"
 
@@ -44,7 +44,7 @@ TEST(OpTable, EveryRowIsFoundByItsNameWhichIsUnique) {
 // What rows.h declares is the table, name by name: a constant that its family does not add is found here, and one that
 // bears another's name.
 TEST(OpTable, HoldsTheConstantsOfRowsH) {
-  std::ifstream file(source_path("runtime/op/rows.h"));
+  std::ifstream file(source_path("runtime/op/core/rows.h"));
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   const std::regex declaration("extern const Op ([^;]*);"), name("\\w+");
   std::set<std::string> declared;

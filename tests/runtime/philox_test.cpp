@@ -1,5 +1,5 @@
 // Oracle: the known-answer vectors published with Random123 (file kat_vectors, philox4x32 with 10 rounds).
-#include "runtime/op/philox.h"
+#include "runtime/op/rows/philox.h"
 
 #include <gtest/gtest.h>
 

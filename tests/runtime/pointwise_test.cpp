@@ -6,7 +6,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/cpu/parallel.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/grad_check.h"
 #include "tests/support/near.h"
 

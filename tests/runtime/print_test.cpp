@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd {
 namespace {

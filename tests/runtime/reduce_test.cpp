@@ -5,8 +5,8 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/cpu/parallel.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/reduce_attrs.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/reduce_attrs.h"
 #include "tests/support/golden_case.h"
 #include "tests/support/grad_check.h"
 #include "tests/support/near.h"

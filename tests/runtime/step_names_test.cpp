@@ -1,5 +1,5 @@
 // Names of what a step uses: known while it lives, on its rank, once.
-#include "runtime/op/step_names.h"
+#include "runtime/op/core/step_names.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

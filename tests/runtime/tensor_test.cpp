@@ -1,10 +1,10 @@
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 #include <gtest/gtest.h>
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 
 namespace sherd::testing {

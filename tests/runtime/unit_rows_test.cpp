@@ -4,10 +4,10 @@
 #include <numeric>
 
 #include "runtime/exec/context.h"
-#include "runtime/op/attr_text.h"
-#include "runtime/op/buffer_views.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/unit.h"
+#include "runtime/op/attrs/attr_text.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/unit/buffer_views.h"
+#include "runtime/op/unit/unit.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 

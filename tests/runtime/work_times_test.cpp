@@ -9,7 +9,7 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/exec/queue.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 #include "tests/support/thread_state.h"
 
 namespace sherd::testing {

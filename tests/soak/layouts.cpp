@@ -14,7 +14,7 @@
 #include "dtensor/spec.h"
 #include "nn/checkpoint/local_box.h"
 #include "nn/checkpoint/training_state.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/numbered.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temp_dir.h"

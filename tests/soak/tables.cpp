@@ -22,7 +22,7 @@
 #include "nn/parallel/extensions/int8_reduce.h"
 #include "nn/parallel/tensor_parallel.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/op/attr_text.h"
+#include "runtime/op/attrs/attr_text.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/ranks.h"
 

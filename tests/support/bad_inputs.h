@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "runtime/exec/context.h"
-#include "runtime/op/dispatch.h"
+#include "runtime/op/core/dispatch.h"
 #include "tests/support/op_cases.h"
 
 namespace sherd::testing {

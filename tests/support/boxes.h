@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::testing {
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd::testing {
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "nn/checkpoint/box.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd::testing {
 

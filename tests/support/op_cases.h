@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/op/op.h"
-#include "runtime/op/rows.h"
+#include "runtime/op/core/op.h"
+#include "runtime/op/core/rows.h"
 #include "tests/support/draw.h"
 
 namespace sherd::testing {

@@ -1,9 +1,9 @@
 #include "runtime/comm/group/process_group.h"
-#include "runtime/op/collective_attrs.h"
-#include "runtime/op/offload.h"
-#include "runtime/op/optimizer_attrs.h"
-#include "runtime/op/unit.h"
-#include "runtime/op/wait_attrs.h"
+#include "runtime/op/copy/offload.h"
+#include "runtime/op/rows/collective_attrs.h"
+#include "runtime/op/rows/optimizer_attrs.h"
+#include "runtime/op/rows/wait_attrs.h"
+#include "runtime/op/unit/unit.h"
 #include "tests/support/op_cases.h"
 
 namespace sherd::testing {

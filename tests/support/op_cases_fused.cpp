@@ -1,7 +1,7 @@
-#include "runtime/op/attention_attrs.h"
-#include "runtime/op/loss_attrs.h"
-#include "runtime/op/norm_attrs.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/attention_attrs.h"
+#include "runtime/op/rows/loss_attrs.h"
+#include "runtime/op/rows/norm_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 #include "tests/support/op_cases.h"
 
 namespace sherd::testing {

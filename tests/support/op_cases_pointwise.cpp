@@ -1,4 +1,4 @@
-#include "runtime/op/pointwise_attrs.h"
+#include "runtime/op/rows/pointwise_attrs.h"
 #include "tests/support/op_cases.h"
 
 namespace sherd::testing {

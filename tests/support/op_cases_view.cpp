@@ -1,9 +1,9 @@
 #include <limits>
 
-#include "runtime/op/create_attrs.h"
-#include "runtime/op/gather.h"
-#include "runtime/op/index_attrs.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/create_attrs.h"
+#include "runtime/op/rows/gather.h"
+#include "runtime/op/rows/index_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 #include "tests/support/op_cases.h"
 
 namespace sherd::testing {

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "runtime/exec/context.h"
-#include "runtime/op/capture_sink.h"
-#include "runtime/op/op.h"
+#include "runtime/op/core/capture_sink.h"
+#include "runtime/op/core/op.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd::testing {

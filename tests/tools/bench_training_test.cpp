@@ -10,7 +10,7 @@
 #include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/tensor_parallel.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/ranks.h"
 #include "tools/train/model_factory.h"
 

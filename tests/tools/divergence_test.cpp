@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "nn/checkpoint/manifest.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/tiny_run.h"
 #include "tools/train/exit_status.h"

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "runtime/autograd/autograd.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/tools/program_test.h"
 
 namespace sherd::testing {

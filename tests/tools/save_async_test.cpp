@@ -13,7 +13,7 @@
 
 #include "nn/checkpoint/checkpoint_reader.h"
 #include "nn/checkpoint/saves.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/program_test.h"
 

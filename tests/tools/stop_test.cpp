@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "nn/checkpoint/manifest.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tests/tools/tiny_run.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/stop_signals.h"

@@ -8,7 +8,7 @@
 
 #include <unistd.h>
 
-#include "runtime/op/device_library.h"
+#include "runtime/op/core/device_library.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/bench/child.h"
 #include "tools/cli/command.h"

@@ -6,7 +6,7 @@
 
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/job/world.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tools/bench/child.h"
 
 namespace sherd::bench {

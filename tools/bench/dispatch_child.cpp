@@ -5,7 +5,7 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tools/bench/child.h"
 
 namespace sherd::bench {

@@ -9,7 +9,7 @@
 #include "dtensor/spec.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/board/thread_group.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tools/bench/child.h"
 #include "tools/bench/contest.h"
 

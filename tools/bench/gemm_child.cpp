@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "runtime/cpu/gemm.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tools/bench/child.h"
 #include "tools/train/flags.h"
 

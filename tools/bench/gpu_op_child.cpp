@@ -6,7 +6,7 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tools/bench/child.h"
 #include "tools/bench/gpu_ops.h"
 #include "tools/bench/profiler_range.h"

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd::bench {
 

@@ -10,7 +10,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tools/bench/child.h"
 #include "tools/bench/models.h"
 #include "tools/train/flags.h"

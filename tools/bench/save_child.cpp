@@ -21,7 +21,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tools/bench/child.h"
 #include "tools/bench/contest.h"
 #include "tools/train/flags.h"

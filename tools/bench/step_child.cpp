@@ -20,7 +20,7 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/trace.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tools/bench/child.h"
 #include "tools/bench/profiler_range.h"
 #include "tools/bench/training.h"

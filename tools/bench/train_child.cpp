@@ -12,7 +12,7 @@
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tools/bench/child.h"
 #include "tools/train/trainer.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "nn/checkpoint/safetensors.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "runtime/tensor/error.h"
 #include "tools/train/run_text.h"
 

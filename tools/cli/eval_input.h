@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 #include "tools/train/weights.h"
 
 namespace sherd {

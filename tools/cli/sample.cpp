@@ -5,7 +5,7 @@
 
 #include "nn/data/vocabulary.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tools/cli/command.h"
 #include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"

@@ -7,7 +7,7 @@
 
 #include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/shard/unit_layout.h"
-#include "runtime/op/offload.h"
+#include "runtime/op/copy/offload.h"
 
 namespace sherd {
 

@@ -14,7 +14,7 @@
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/grad_mode.h"
+#include "runtime/op/core/grad_mode.h"
 #include "tools/train/device_flag.h"
 #include "tools/train/job_mesh.h"
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "nn/data/token_data.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 #include "tools/train/config.h"
 #include "tools/train/weights.h"
 

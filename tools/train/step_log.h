@@ -10,7 +10,7 @@
 #include "runtime/comm/board/exposed.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/memory_log.h"
-#include "runtime/op/host_reads.h"
+#include "runtime/op/core/host_reads.h"
 #include "tools/train/divergence.h"
 #include "tools/train/metrics.h"
 #include "tools/train/train_step.h"

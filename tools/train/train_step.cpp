@@ -10,7 +10,7 @@
 #include "nn/parallel/tensor_parallel.h"
 #include "nn/recompute.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 #include "tools/train/activation_flag.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/model_factory.h"

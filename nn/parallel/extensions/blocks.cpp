@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include "runtime/cpu/parallel.h"
-#include "runtime/op/infer.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/core/infer.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 

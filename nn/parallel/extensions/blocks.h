@@ -11,7 +11,7 @@
 // is below 1e-30 comes back as zeros, one with a value that is not finite as NaNs: loss scaling sees them.
 #include <cstdint>
 
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd::nn {
 

@@ -12,9 +12,9 @@
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/queue.h"
-#include "runtime/op/buffer_views.h"
-#include "runtime/op/infer.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/core/infer.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/unit/buffer_views.h"
 
 namespace sherd::nn {
 

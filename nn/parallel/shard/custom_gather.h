@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "nn/parallel/shard/unit_gather.h"
-#include "runtime/op/capture_sink.h"
+#include "runtime/op/core/capture_sink.h"
 
 namespace sherd::nn {
 

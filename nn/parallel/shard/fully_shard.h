@@ -21,7 +21,7 @@
 #include "nn/module.h"
 #include "nn/parallel/shard/policy.h"
 #include "nn/parallel/shard/unit_gather.h"
-#include "runtime/op/unit_layout.h"
+#include "runtime/op/unit/unit_layout.h"
 
 namespace sherd::nn {
 

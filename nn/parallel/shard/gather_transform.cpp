@@ -1,7 +1,7 @@
 #include "nn/parallel/shard/gather_transform.h"
 
-#include "runtime/op/buffer_views.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/unit/buffer_views.h"
 
 namespace sherd::nn {
 

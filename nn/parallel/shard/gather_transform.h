@@ -12,7 +12,7 @@
 
 #include "nn/parallel/shard/unit_gather.h"
 #include "runtime/memory/storage.h"
-#include "runtime/op/step_names.h"
+#include "runtime/op/core/step_names.h"
 
 namespace sherd::nn {
 

@@ -1,6 +1,6 @@
 #include "nn/parallel/shard/gradient_home.h"
 
-#include "runtime/op/buffer_views.h"
+#include "runtime/op/unit/buffer_views.h"
 
 namespace sherd::nn {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "nn/parallel/shard/unit_buffers.h"
-#include "runtime/op/offload.h"
+#include "runtime/op/copy/offload.h"
 
 namespace sherd::nn {
 

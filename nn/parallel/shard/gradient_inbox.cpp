@@ -6,9 +6,9 @@
 #include "dtensor/redistribute.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/buffer_views.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/step_names.h"
+#include "runtime/op/core/step_names.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/unit/buffer_views.h"
 
 namespace sherd::nn {
 

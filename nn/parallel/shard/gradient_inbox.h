@@ -25,8 +25,8 @@
 #include "nn/parallel/shard/unit_buffers.h"
 #include "nn/parallel/shard/unit_gather.h"
 #include "nn/parallel/shard/unit_knobs.h"
-#include "runtime/op/capture_sink.h"
-#include "runtime/op/unit.h"
+#include "runtime/op/core/capture_sink.h"
+#include "runtime/op/unit/unit.h"
 
 namespace sherd::nn {
 

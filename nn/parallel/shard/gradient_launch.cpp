@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "nn/parallel/shard/gradient_inbox.h"
-#include "runtime/op/buffer_views.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/unit.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/unit/buffer_views.h"
+#include "runtime/op/unit/unit.h"
 
 namespace sherd::nn {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "runtime/op/buffer_views.h"
+#include "runtime/op/unit/buffer_views.h"
 
 namespace sherd::nn {
 

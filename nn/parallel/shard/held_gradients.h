@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "nn/parallel/shard/unit_buffers.h"
-#include "runtime/op/unit.h"
+#include "runtime/op/unit/unit.h"
 
 namespace sherd::nn {
 

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "nn/parallel/shard/unit_layout.h"
-#include "runtime/op/buffer_views.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/unit/buffer_views.h"
 
 namespace sherd::nn {
 

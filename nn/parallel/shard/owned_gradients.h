@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/op/unit.h"
+#include "runtime/op/unit/unit.h"
 
 namespace sherd::nn {
 

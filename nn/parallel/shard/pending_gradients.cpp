@@ -2,7 +2,7 @@
 
 #include "nn/parallel/shard/fully_shard_hook.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 

@@ -19,7 +19,7 @@
 
 #include "nn/parallel/data_mesh.h"
 #include "nn/parallel/mixed_precision.h"
-#include "runtime/op/offload.h"
+#include "runtime/op/copy/offload.h"
 
 namespace sherd::nn {
 

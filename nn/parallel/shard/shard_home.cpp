@@ -3,7 +3,7 @@
 #include "nn/parallel/shard/unit_layout.h"
 #include "runtime/autograd/segment.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/unit.h"
+#include "runtime/op/unit/unit.h"
 
 namespace sherd::nn {
 

@@ -1,5 +1,5 @@
 #pragma once
-// Shards of a unit that lie outside of memory (runtime/op/offload.h), and how they come to a gather:
+// Shards of a unit that lie outside of memory (runtime/op/copy/offload.h), and how they come to a gather:
 //
 //   home    | p0 rows of this rank | p1 rows of this rank | ...      of a file, or of the host for a device
 //      fetch_shards, on the queue "disk"
@@ -16,9 +16,9 @@
 #include <optional>
 
 #include "nn/parallel/shard/policy.h"
-#include "runtime/op/capture_sink.h"
-#include "runtime/op/offload.h"
-#include "runtime/op/unit_layout.h"
+#include "runtime/op/copy/offload.h"
+#include "runtime/op/core/capture_sink.h"
+#include "runtime/op/unit/unit_layout.h"
 
 namespace sherd::nn {
 

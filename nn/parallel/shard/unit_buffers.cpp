@@ -6,10 +6,10 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/group_names.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/buffer_views.h"
-#include "runtime/op/capture_sink.h"
-#include "runtime/op/ops.h"
-#include "runtime/op/unit.h"
+#include "runtime/op/core/capture_sink.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/unit/buffer_views.h"
+#include "runtime/op/unit/unit.h"
 
 namespace sherd::nn {
 

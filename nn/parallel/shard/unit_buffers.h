@@ -36,7 +36,7 @@
 #include "nn/parallel/shard/unit_layout.h"
 #include "nn/parallel/shard/unit_slices.h"
 #include "runtime/memory/storage.h"
-#include "runtime/op/step_names.h"
+#include "runtime/op/core/step_names.h"
 
 namespace sherd::nn {
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/op/unit.h"
+#include "runtime/op/unit/unit.h"
 
 namespace sherd::nn {
 
@@ -38,9 +38,9 @@ class UnitGather {
   virtual void cancel() {}
 };
 
-/// A reduction of the user's, called where start_reduce() would be, with its arguments (runtime/op/unit.h): sums over
-/// the shards' group the pieces that `attrs` lists, scales averages, and stores or adds this rank's part of each in
-/// `out`. Casts, the sum over replicas and grad() are not its concern. Work that it queues is best queued as
+/// A reduction of the user's, called where start_reduce() would be, with its arguments (runtime/op/unit/unit.h): sums
+/// over the shards' group the pieces that `attrs` lists, scales averages, and stores or adds this rank's part of each
+/// in `out`. Casts, the sum over replicas and grad() are not its concern. Work that it queues is best queued as
 /// `attrs.in_flight` says.
 using UnitReduce =
     std::function<void(const UnitReduceAttrs& attrs, const Tensor& gradients, std::span<const Tensor> out)>;

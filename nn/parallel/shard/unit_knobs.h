@@ -1,10 +1,10 @@
 #pragma once
-// What users tell a unit of fully_shard between steps, as a captured step sees it (runtime/op/host_state.h).
+// What users tell a unit of fully_shard between steps, as a captured step sees it (runtime/op/core/host_state.h).
 #include <string>
 
 #include "nn/parallel/data_mesh.h"
-#include "runtime/op/attr_text.h"
-#include "runtime/op/host_state.h"
+#include "runtime/op/attrs/attr_text.h"
+#include "runtime/op/core/host_state.h"
 
 namespace sherd {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "runtime/comm/group/group_names.h"
-#include "runtime/op/buffer_views.h"
+#include "runtime/op/unit/buffer_views.h"
 
 namespace sherd::nn {
 

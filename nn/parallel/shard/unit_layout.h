@@ -1,12 +1,12 @@
 #pragma once
-// From the placements of parameters to the layout of their unit, which is data (runtime/op/unit_layout.h).
+// From the placements of parameters to the layout of their unit, which is data (runtime/op/unit/unit_layout.h).
 #include <span>
 #include <string>
 #include <vector>
 
 #include "nn/parallel/data_mesh.h"
 #include "nn/parallel/mixed_precision.h"
-#include "runtime/op/unit_layout.h"
+#include "runtime/op/unit/unit_layout.h"
 
 namespace sherd::nn {
 

@@ -6,8 +6,8 @@
 #include "nn/module_list.h"
 #include "nn/parallel/shard/fully_shard_hook.h"
 #include "nn/parallel/shard/unit_slices.h"
-#include "runtime/op/buffer_views.h"
-#include "runtime/op/offload_budget.h"
+#include "runtime/op/copy/offload_budget.h"
+#include "runtime/op/unit/buffer_views.h"
 
 namespace sherd::nn {
 

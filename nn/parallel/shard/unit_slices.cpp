@@ -5,8 +5,8 @@
 
 #include "nn/parallel/shard/unit_layout.h"
 #include "runtime/comm/group/group_names.h"
-#include "runtime/op/buffer_views.h"
-#include "runtime/op/unit.h"
+#include "runtime/op/unit/buffer_views.h"
+#include "runtime/op/unit/unit.h"
 
 namespace sherd::nn {
 

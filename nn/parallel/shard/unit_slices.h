@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "nn/parallel/data_mesh.h"
-#include "runtime/op/step_names.h"
-#include "runtime/op/unit_layout.h"
+#include "runtime/op/core/step_names.h"
+#include "runtime/op/unit/unit_layout.h"
 
 namespace sherd::nn {
 

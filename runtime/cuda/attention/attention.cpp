@@ -6,7 +6,7 @@
 
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/kernels.h"
-#include "runtime/op/attention_attrs.h"
+#include "runtime/op/rows/attention_attrs.h"
 #include "runtime/os/settings.h"
 
 namespace sherd::cuda {

@@ -1,6 +1,6 @@
 #pragma once
-// The own kernels of attention, as plain functions that queue them. Letters as in runtime/op/attention.cpp: B batch, H
-// query heads, G heads of keys and values, Tq and Tk positions, K elements per head.
+// The own kernels of attention, as plain functions that queue them. Letters as in runtime/op/rows/attention.cpp: B
+// batch, H query heads, G heads of keys and values, Tq and Tk positions, K elements per head.
 #include <cstddef>
 #include <cstdint>
 

@@ -12,7 +12,7 @@
 #include "runtime/cuda/device/pinned.h"
 #include "runtime/exec/backend.h"
 #include "runtime/memory/device_allocator.h"
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
 
 namespace sherd::cuda {
 

@@ -111,7 +111,7 @@ __device__ inline T from_compute(C c) {
   return cast<T>(c);
 }
 
-/// The transcendental functions of runtime/op/pointwise.h, its class M.
+/// The transcendental functions of runtime/op/rows/pointwise.h, its class M.
 struct Math {
   template <class T>
   __device__ static T exp(T x) {

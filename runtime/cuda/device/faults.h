@@ -14,7 +14,7 @@
 #include <cuda_runtime_api.h>
 
 #include "runtime/cuda/device/device.h"
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
 
 namespace sherd::cuda {
 

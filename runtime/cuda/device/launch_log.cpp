@@ -1,7 +1,7 @@
 #include "runtime/cuda/device/launch_log.h"
 
 #include "runtime/cuda/device/kernel_name.h"
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
 #include "runtime/os/settings.h"
 
 namespace sherd::cuda {

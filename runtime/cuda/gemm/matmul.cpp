@@ -4,7 +4,7 @@
 #include "runtime/cuda/gemm/gemm.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rows/dense.h"
-#include "runtime/op/matmul_layout.h"
+#include "runtime/op/rows/matmul_layout.h"
 
 namespace sherd::cuda {
 

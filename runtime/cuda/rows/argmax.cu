@@ -5,7 +5,7 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rows/reduce_device.h"
 #include "runtime/cuda/rows/row_team.h"
-#include "runtime/op/reduce_attrs.h"
+#include "runtime/op/rows/reduce_attrs.h"
 
 namespace sherd::cuda {
 

@@ -10,7 +10,7 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rows/units.h"
 #include "runtime/cuda/rows/walk.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd::cuda {
 

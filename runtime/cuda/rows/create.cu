@@ -5,7 +5,7 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rows/copy.h"
 #include "runtime/cuda/rows/elements.h"
-#include "runtime/op/create_attrs.h"
+#include "runtime/op/rows/create_attrs.h"
 
 namespace sherd::cuda {
 

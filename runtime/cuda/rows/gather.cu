@@ -13,8 +13,8 @@
 #include "runtime/cuda/rows/row_sort.h"
 #include "runtime/cuda/rows/units.h"
 #include "runtime/cuda/rows/walk.h"
-#include "runtime/op/gather.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/gather.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd::cuda {
 

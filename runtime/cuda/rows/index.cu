@@ -10,9 +10,9 @@
 #include "runtime/cuda/rows/row_sort.h"
 #include "runtime/cuda/rows/units.h"
 #include "runtime/cuda/rows/walk.h"
-#include "runtime/op/id_shard.h"
-#include "runtime/op/index_attrs.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/id_shard.h"
+#include "runtime/op/rows/index_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd::cuda {
 

@@ -1,9 +1,9 @@
 // Cross entropy over rows of logits. Forward is one pass with a running maximum and sum; the rows' losses are added by
 // one block in a fixed order, in f64. linear_cross_entropy makes the logits of some rows at a time (loss_chunk_rows in
-// runtime/op/loss.h), so that neither it nor its derivative, which is made of other rows, holds all of them.
+// runtime/op/rows/loss.h), so that neither it nor its derivative, which is made of other rows, holds all of them.
 //
 // Bytes: forward reads the logits, backward reads them and writes their gradient.
-#include "runtime/op/loss.h"
+#include "runtime/op/rows/loss.h"
 
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/device/faults.h"
@@ -11,8 +11,8 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rows/dense.h"
 #include "runtime/cuda/rows/row.h"
-#include "runtime/op/id_shard.h"
-#include "runtime/op/loss_attrs.h"
+#include "runtime/op/rows/id_shard.h"
+#include "runtime/op/rows/loss_attrs.h"
 
 namespace sherd::cuda {
 

@@ -11,7 +11,7 @@
 #include "runtime/cuda/rows/column_sums.h"
 #include "runtime/cuda/rows/dense.h"
 #include "runtime/cuda/rows/row.h"
-#include "runtime/op/norm_attrs.h"
+#include "runtime/op/rows/norm_attrs.h"
 
 namespace sherd::cuda {
 

@@ -12,8 +12,8 @@
 #include "runtime/cuda/device/device.h"
 #include "runtime/cuda/device/launch.h"
 #include "runtime/cuda/kernels.h"
-#include "runtime/op/optimizer_attrs.h"
-#include "runtime/op/optimizer_extents.h"
+#include "runtime/op/rows/optimizer_attrs.h"
+#include "runtime/op/rows/optimizer_extents.h"
 
 namespace sherd::cuda {
 

@@ -14,7 +14,7 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rows/elements.h"
 #include "runtime/cuda/rows/walk.h"
-#include "runtime/op/pointwise_list.h"
+#include "runtime/op/rows/pointwise_list.h"
 
 namespace sherd::cuda::detail {
 

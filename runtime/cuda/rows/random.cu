@@ -10,9 +10,9 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rows/dense.h"
 #include "runtime/cuda/rows/walk.h"
-#include "runtime/op/element_runs.h"
-#include "runtime/op/philox.h"
-#include "runtime/op/random_attrs.h"
+#include "runtime/op/rows/element_runs.h"
+#include "runtime/op/rows/philox.h"
+#include "runtime/op/rows/random_attrs.h"
 
 namespace sherd::cuda {
 

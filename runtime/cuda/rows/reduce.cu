@@ -13,8 +13,8 @@
 #include "runtime/cuda/rows/copy.h"
 #include "runtime/cuda/rows/reduce_device.h"
 #include "runtime/cuda/rows/row_team.h"
-#include "runtime/op/pointwise.h"
-#include "runtime/op/reduce_attrs.h"
+#include "runtime/op/rows/pointwise.h"
+#include "runtime/op/rows/reduce_attrs.h"
 
 namespace sherd::cuda {
 

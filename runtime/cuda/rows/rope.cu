@@ -5,7 +5,7 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rows/copy.h"
 #include "runtime/cuda/rows/elements.h"
-#include "runtime/op/attention_attrs.h"
+#include "runtime/op/rows/attention_attrs.h"
 
 namespace sherd::cuda {
 

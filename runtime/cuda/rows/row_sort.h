@@ -2,7 +2,7 @@
 // Positions of an index list grouped by the row they name, in order within a row: what a deterministic scatter needs.
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/device/faults.h"
-#include "runtime/op/id_shard.h"
+#include "runtime/op/rows/id_shard.h"
 
 namespace sherd::cuda {
 

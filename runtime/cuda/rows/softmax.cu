@@ -8,7 +8,7 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rows/dense.h"
 #include "runtime/cuda/rows/row.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd::cuda {
 

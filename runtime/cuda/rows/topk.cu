@@ -14,7 +14,7 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rows/bits.h"
 #include "runtime/cuda/rows/reduce_plan.h"
-#include "runtime/op/gather.h"
+#include "runtime/op/rows/gather.h"
 
 namespace sherd::cuda {
 

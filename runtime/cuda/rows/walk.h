@@ -6,7 +6,7 @@
 #include <span>
 
 #include "runtime/cuda/device/device.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd::cuda {
 

@@ -12,9 +12,9 @@
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/board/thread_group.h"
-#include "runtime/op/alone.h"
-#include "runtime/op/host_reads.h"
-#include "runtime/op/ops.h"
+#include "runtime/op/core/host_reads.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/unit/alone.h"
 #include "tests/cuda/training/training_test.h"
 #include "tests/support/expect_error.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
 #include "tests/dtensor/validate/parts.h"
 
 namespace sherd::testing {

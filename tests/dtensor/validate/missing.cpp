@@ -5,8 +5,8 @@
 
 #include "dtensor/spec.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/op/reduce_attrs.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/reduce_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 #include "tests/support/near.h"
 
 namespace sherd::testing {

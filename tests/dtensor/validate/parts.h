@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dtensor/placement.h"
-#include "runtime/op/tensor.h"
+#include "runtime/op/core/tensor.h"
 #include "runtime/tensor/small_vec.h"
 
 namespace sherd::testing {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/op/op.h"
+#include "runtime/op/core/op.h"
 #include "tests/dtensor/validate/report.h"
 
 namespace sherd::testing {

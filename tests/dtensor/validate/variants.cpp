@@ -7,9 +7,9 @@
 #include <sstream>
 
 #include "runtime/autograd/autograd.h"
-#include "runtime/op/index_attrs.h"
-#include "runtime/op/reduce_attrs.h"
-#include "runtime/op/view_attrs.h"
+#include "runtime/op/rows/index_attrs.h"
+#include "runtime/op/rows/reduce_attrs.h"
+#include "runtime/op/rows/view_attrs.h"
 
 namespace sherd::testing {
 

@@ -1,0 +1,104 @@
+#pragma once
+// Rows that bring bytes into the memory of a rank for a while, and take them back, beside its compute:
+//
+//   fetch(homes...) -> u8[bytes]      a copy of the homes, each at the next multiple of 64: a fresh tensor
+//   fetch_shards(home) -> u8[bytes]   the same in the account of parameters, of the home's version: gathers know by it
+//   fetch_gradients(homes...)         as fetch, in the account of gradients
+//   fetch_into(home, to)              makes the bytes of `to` present and fills them, unless they are of that version
+//   evict(homes..., from)             the same bytes back: the homes are written. `from` may end with the last byte
+//
+// A home is a dense tensor of the host whose bytes are in no account: of a file (memory/offload_file.h), or of memory
+// that a device copies from and to by itself. What is fetched for the host is the work of the queue "disk", what is
+// fetched for a device that of its queue "offload"; activations have a queue "activations" of their own, since bounds
+// are of all work on a queue. Nothing here waits for what it starts: who touches the bytes does. Homes are storages as
+// any other: a fetch comes after the evict before it because of what it reads, and a replay finds the homes in their
+// slots.
+//
+//   rank's thread   fetch 0 | fetch 1 | update 0 | evict 0 | fetch 2 | update 1 | evict 1 ...
+//   disk            [ 0 in ][ 1 in   ]           [ 0 out  ][ 2 in   ]           [ 1 out  ]
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/memory/offload_file.h"
+#include "runtime/op/attrs/attr_kind.h"
+#include "runtime/op/core/op.h"
+
+namespace sherd {
+
+namespace op {
+extern const Op fetch, fetch_gradients, fetch_shards, fetch_into, evict;
+}  // namespace op
+
+struct OffloadAttrs {
+  Device device{};           ///< where the bytes are wanted, or come from
+  int in_flight = 2;         ///< waits until fewer items of the queue hold their bytes
+  bool activations = false;  ///< what the tape keeps, on its own queue; else what is of the model or the optimizer
+  static constexpr AttrField fields[] = {attr<&OffloadAttrs::device>("device").optional(),
+                                         attr<&OffloadAttrs::in_flight>("in_flight").optional().pace(),
+                                         attr<&OffloadAttrs::activations>("activations").optional()};
+};
+
+inline constexpr std::string_view kDiskQueue = "disk", kOffloadQueue = "offload", kActivationsQueue = "activations";
+
+inline constexpr std::int64_t kOffloadBytesInFlight = std::int64_t{48} << 20;
+
+/// What is known of a home on its rank.
+struct OffloadHome {
+  Device device;                 ///< on which its bytes are wanted
+  std::int64_t bytes_in_flight;  ///< how many are to be in memory at a time, where they are used in pieces
+};
+/// Of a tensor of this rank, or of the local one of a distributed tensor; null: its bytes are in memory,
+/// or the tensor is undefined.
+const OffloadHome* home_of(const Tensor& tensor);
+const OffloadHome* home_of(const Storage& storage);
+/// For who has looked at a home by its address: what of it is memory of this process by that is given back. No-op for
+/// what is in no file.
+void leave_memory(const Tensor& tensor);
+
+/// Where offloaded bytes are: for tensors of the host a file, for those of a device memory of the host.
+class OffloadStore {
+ public:
+  /// For tensors of `device`. `folder`: of the file. Error naming what is wrong with the folder, or that a device has
+  /// no use for one.
+  OffloadStore(Device device, const std::string& folder, std::int64_t bytes_in_flight = kOffloadBytesInFlight);
+  /// This rank's for these, made at the first call: a file for all units of a model. Errors as above.
+  static std::shared_ptr<OffloadStore> shared(Device device, const std::string& folder,
+                                              std::int64_t bytes_in_flight = kOffloadBytesInFlight);
+
+  Device device() const { return device_; }
+  /// "a file in \"/scratch\"", "memory of the host".
+  std::string where() const;
+  /// A home: a dense tensor of zeros, of the host.
+  Tensor allocate(const Shape& shape, DType dtype);
+  std::int64_t bytes() const { return bytes_; }
+  /// Null for a device.
+  OffloadFile* file() const { return file_.get(); }
+
+ private:
+  const Device device_;
+  const std::int64_t bytes_in_flight_;
+  std::shared_ptr<OffloadFile> file_;
+  std::int64_t bytes_ = 0;
+};
+
+/// Starts to read the homes, one after the other from multiples of a cache line on. u8[n] on the device, in the account
+/// of optimizer state.
+Tensor fetch(std::span<const Tensor> homes, const OffloadAttrs& attrs);
+/// The same, in the account of gradients.
+Tensor fetch_gradients(std::span<const Tensor> homes, const OffloadAttrs& attrs);
+/// Starts to read a home, u8: a fresh u8[bytes] on the device, in the account of parameters, of the home's version.
+Tensor fetch_shards(const Tensor& home, const OffloadAttrs& attrs);
+/// Starts to read a home, u8, into `to`, u8[bytes] on the device, whose bytes it makes present: then they are of the
+/// home's version. No-op if they are that already, so a graph that fetches is valid with whatever was there before.
+void fetch_into(const Tensor& home, const Tensor& to, const OffloadAttrs& attrs);
+/// Starts to write `from`, laid out as fetch() does, to the homes. Its bytes stay until that is done.
+void evict(std::span<const Tensor> homes, const Tensor& from, const OffloadAttrs& attrs);
+/// The parts of what was fetched, one for each home, as dense tensors of the homes' dtypes.
+std::vector<Tensor> parts_of(const Tensor& fetched, std::span<const Tensor> homes);
+
+void register_offload(OpTable& table);
+
+}  // namespace sherd

@@ -1,0 +1,17 @@
+#pragma once
+// Attributes of cross entropies.
+#include <cstdint>
+
+#include "runtime/op/attrs/attr_kind.h"
+#include "runtime/op/rows/id_shard.h"
+
+namespace sherd {
+
+struct CrossEntropyAttrs {
+  std::int64_t ignore_index = -100;
+  VocabularyPart part{};
+  static constexpr AttrField fields[] = {attr<&CrossEntropyAttrs::ignore_index>("ignore"),
+                                         attr<&CrossEntropyAttrs::part>().optional()};
+};
+
+}  // namespace sherd
