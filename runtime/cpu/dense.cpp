@@ -1,7 +1,7 @@
 #include "runtime/cpu/dense.h"
 
+#include "runtime/cpu/rows/strided_copy.h"
 #include "runtime/cpu/scratch.h"
-#include "runtime/cpu/strided_copy.h"
 
 namespace sherd::cpu {
 

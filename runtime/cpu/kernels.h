@@ -3,7 +3,7 @@
 // level. Conventions: outputs are dense (but for `copy`, whose output may be strided); inputs may have any strides
 // unless the row's user function made them dense.
 #include "runtime/comm/board/reduce.h"
-#include "runtime/cpu/gemm.h"
+#include "runtime/cpu/gemm/gemm.h"
 #include "runtime/op/core/op.h"
 
 namespace sherd::cpu {

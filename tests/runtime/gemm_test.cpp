@@ -1,5 +1,5 @@
 // The seam of matrix products. Oracle: the triple loop in f64. Both engines, all layouts, any size.
-#include "runtime/cpu/gemm.h"
+#include "runtime/cpu/gemm/gemm.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/cpu/gemm.h"
+#include "runtime/cpu/gemm/gemm.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"
 #include "tests/support/draw.h"

@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/cpu/gemm.h"
-#include "runtime/cpu/onednn.h"
+#include "runtime/cpu/gemm/gemm.h"
+#include "runtime/cpu/gemm/onednn.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/os/allowed_cpus.h"
 

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <sstream>
 
-#include "runtime/cpu/gemm.h"
+#include "runtime/cpu/gemm/gemm.h"
 #include "runtime/op/rows/ops.h"
 #include "tools/bench/child.h"
 #include "tools/train/flags.h"

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "runtime/comm/job/rank.h"
-#include "runtime/cpu/onednn.h"
+#include "runtime/cpu/gemm/onednn.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/op/core/device_library.h"
 #include "runtime/op/core/op.h"

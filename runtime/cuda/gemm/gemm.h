@@ -1,6 +1,6 @@
 #pragma once
 // Matrix products by cuBLASLt: layouts, batch, bias and accumulation are said in one struct, which is that of
-// runtime/cpu/gemm.h without what a GPU has no use for.
+// runtime/cpu/gemm/gemm.h without what a GPU has no use for.
 #include <cstdint>
 
 #include "runtime/tensor/dtype.h"

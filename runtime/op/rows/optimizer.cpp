@@ -114,7 +114,7 @@ Metas infer_power_sum_from(const InferCall& call) {
   return power_sum_of_inputs(call, 1);
 }
 
-// One double per block of elements; runtime/cpu/optimizer.cpp splits tensors into the same blocks.
+// One double per block of elements; runtime/cpu/rows/optimizer.cpp splits tensors into the same blocks.
 std::int64_t scratch_power_sum(const InferCall& call) {
   std::int64_t blocks = 0;
   for (const TensorMeta& t : call.in) blocks += (t.numel() + kPowerSumBlock - 1) / kPowerSumBlock;

@@ -1,10 +1,10 @@
 // B is read once, where it lies: rows of a transposed B in dot products with the rows of A, rows of a plain one in
 // register blocks.
-#include "runtime/cpu/gemm_few_rows.h"
+#include "runtime/cpu/gemm/gemm_few_rows.h"
 
 #include "runtime/cpu/convert.h"
+#include "runtime/cpu/gemm/tile_gemm.h"
 #include "runtime/cpu/parallel.h"
-#include "runtime/cpu/tile_gemm.h"
 #include "runtime/cpu/workspace.h"
 
 namespace sherd::cpu {

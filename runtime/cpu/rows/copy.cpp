@@ -4,7 +4,7 @@
 
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
-#include "runtime/cpu/strided_copy.h"
+#include "runtime/cpu/rows/strided_copy.h"
 #include "runtime/cpu/tile.h"
 #include "runtime/op/rows/create_attrs.h"
 #include "runtime/op/rows/view_attrs.h"

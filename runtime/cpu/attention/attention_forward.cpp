@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "runtime/cpu/attention.h"
+#include "runtime/cpu/attention/attention.h"
 #include "runtime/cpu/exp2.h"
 #include "runtime/cpu/math.h"
 #include "runtime/cpu/parallel.h"

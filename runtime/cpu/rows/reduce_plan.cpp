@@ -1,4 +1,4 @@
-#include "runtime/cpu/reduce_plan.h"
+#include "runtime/cpu/rows/reduce_plan.h"
 
 #include <algorithm>
 

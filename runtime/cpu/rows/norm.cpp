@@ -5,8 +5,8 @@
 #include "runtime/cpu/dense.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/lines.h"
+#include "runtime/cpu/rows/softmax.h"
 #include "runtime/cpu/scratch.h"
-#include "runtime/cpu/softmax.h"
 #include "runtime/op/rows/norm_attrs.h"
 
 namespace sherd::cpu {

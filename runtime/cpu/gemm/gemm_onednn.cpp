@@ -8,7 +8,7 @@
 #include <omp.h>
 #include <dnnl.hpp>
 
-#include "runtime/cpu/onednn.h"
+#include "runtime/cpu/gemm/onednn.h"
 
 namespace sherd::cpu {
 

@@ -1,4 +1,4 @@
-#include "runtime/cpu/onednn.h"
+#include "runtime/cpu/gemm/onednn.h"
 
 #include <dlfcn.h>
 

@@ -5,9 +5,9 @@
 // are rounded to bf16 for them, their sums are not.
 #include <numbers>
 
+#include "runtime/cpu/gemm/tile_gemm.h"
 #include "runtime/cpu/heads.h"
 #include "runtime/cpu/steps.h"
-#include "runtime/cpu/tile_gemm.h"
 #include "runtime/cpu/transpose.h"
 #include "runtime/op/core/op.h"
 

@@ -7,7 +7,7 @@
 
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
-#include "runtime/cpu/reduce_plan.h"
+#include "runtime/cpu/rows/reduce_plan.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/cpu/tile.h"
 #include "runtime/op/rows/reduce_attrs.h"

@@ -1,8 +1,8 @@
 // Rows and scratch of attention; the work is in attention_forward.cpp and attention_backward.cpp.
-#include "runtime/cpu/attention.h"
+#include "runtime/cpu/attention/attention.h"
 
 #include "runtime/cpu/kernels.h"
-#include "runtime/cpu/rope.h"
+#include "runtime/cpu/rows/rope.h"
 #include "runtime/cpu/scratch.h"
 
 namespace sherd::cpu {

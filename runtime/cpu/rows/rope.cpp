@@ -1,7 +1,7 @@
 // Rotary positions (Su et al., "RoFormer", 2021), in the half-split form of Llama. The angles' cosines and sines are
 // found in f64 by turning step by step from an exact value at every 64th position, so an entry depends on its position
 // alone, wherever the call starts, and costs four products instead of a library call.
-#include "runtime/cpu/rope.h"
+#include "runtime/cpu/rows/rope.h"
 
 #include <cmath>
 

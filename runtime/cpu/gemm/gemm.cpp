@@ -1,7 +1,7 @@
 // Choosing an engine, and what the engines leave to the seam. The library works on one thread and packs its operands
 // at every call, so its problems are cut here: into rectangles of C of about a fifth of a millisecond of work, but with
 // sides of at least 256 where they are cut.
-#include "runtime/cpu/gemm.h"
+#include "runtime/cpu/gemm/gemm.h"
 
 #include <utility>
 

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "runtime/cpu/dense.h"
-#include "runtime/cpu/gemm.h"
+#include "runtime/cpu/gemm/gemm.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/op/rows/matmul_layout.h"

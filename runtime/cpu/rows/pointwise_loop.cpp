@@ -1,4 +1,4 @@
-#include "runtime/cpu/pointwise_loop.h"
+#include "runtime/cpu/rows/pointwise_loop.h"
 
 #include <algorithm>
 

@@ -5,11 +5,11 @@
 #include <limits>
 
 #include "runtime/cpu/dense.h"
-#include "runtime/cpu/gemm.h"
+#include "runtime/cpu/gemm/gemm.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/lines.h"
+#include "runtime/cpu/rows/softmax.h"
 #include "runtime/cpu/scratch.h"
-#include "runtime/cpu/softmax.h"
 #include "runtime/op/rows/id_shard.h"
 #include "runtime/op/rows/loss_attrs.h"
 

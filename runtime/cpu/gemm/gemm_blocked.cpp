@@ -11,8 +11,8 @@
 //                  packed; each meets every panel of B in registers, while the rows of A after it come from memory
 //
 // A sum is built in the same order whatever the pieces: products of a block of K in order, blocks in order.
-#include "runtime/cpu/gemm_few_rows.h"
-#include "runtime/cpu/gemm_pack.h"
+#include "runtime/cpu/gemm/gemm_few_rows.h"
+#include "runtime/cpu/gemm/gemm_pack.h"
 
 namespace sherd::cpu {
 

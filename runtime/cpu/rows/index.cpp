@@ -3,10 +3,10 @@
 // once: deterministic on any number of threads, and no zeroing pass.
 #include <cstring>
 
-#include "runtime/cpu/ids.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
-#include "runtime/cpu/strided_copy.h"
+#include "runtime/cpu/rows/ids.h"
+#include "runtime/cpu/rows/strided_copy.h"
 #include "runtime/cpu/tile.h"
 #include "runtime/op/rows/index_attrs.h"
 #include "runtime/op/rows/view_attrs.h"

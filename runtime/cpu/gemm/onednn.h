@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "runtime/cpu/gemm.h"
+#include "runtime/cpu/gemm/gemm.h"
 
 namespace sherd::cpu {
 

@@ -1,5 +1,5 @@
 #pragma once
-#include "runtime/cpu/gemm.h"
+#include "runtime/cpu/gemm/gemm.h"
 
 namespace sherd::cpu {
 

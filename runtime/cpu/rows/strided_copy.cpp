@@ -1,7 +1,7 @@
 // Dims are ordered so that the destination is walked in memory order, then merged where both layouts allow. What is
 // left is a row per outer index: memcpy when both rows are dense, blocks of the two fastest dims when source and
 // destination disagree about which one is fast (a transpose), a plain loop otherwise.
-#include "runtime/cpu/strided_copy.h"
+#include "runtime/cpu/rows/strided_copy.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "runtime/cpu/softmax.h"
+#include "runtime/cpu/rows/softmax.h"
 
 #include "runtime/cpu/dense.h"
 #include "runtime/cpu/kernels.h"

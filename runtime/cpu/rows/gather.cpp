@@ -6,10 +6,10 @@
 #include <array>
 #include <cstring>
 
-#include "runtime/cpu/ids.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
-#include "runtime/cpu/strided_copy.h"
+#include "runtime/cpu/rows/ids.h"
+#include "runtime/cpu/rows/strided_copy.h"
 #include "runtime/cpu/workspace.h"
 #include "runtime/op/rows/view_attrs.h"
 

@@ -3,7 +3,7 @@
 //   dV = P^T G,   dP = G V^T,   dS = scale P (dP - rowsum(G O)),   dQ = dS K,   dK = dS^T Q.
 // Work is shared out by (batch, key head): the gradients of keys and values are summed over the heads of the group and
 // over queries in order, by one thread.
-#include "runtime/cpu/attention.h"
+#include "runtime/cpu/attention/attention.h"
 #include "runtime/cpu/exp2.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/cpu/scratch.h"

@@ -1,8 +1,8 @@
 // The CPU column of the pointwise rows: each is its functor (op/pointwise_list.h) in the loop of pointwise_loop.h.
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/math.h"
-#include "runtime/cpu/pointwise_loop.h"
-#include "runtime/cpu/silu_family.h"
+#include "runtime/cpu/rows/pointwise_loop.h"
+#include "runtime/cpu/rows/silu_family.h"
 #include "runtime/op/rows/pointwise_list.h"
 
 namespace sherd::cpu {

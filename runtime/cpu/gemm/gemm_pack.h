@@ -1,9 +1,9 @@
 #pragma once
 // A block of the right operand of a product as panels of register blocks.
-#include "runtime/cpu/gemm.h"
+#include "runtime/cpu/gemm/gemm.h"
+#include "runtime/cpu/gemm/tile_gemm.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/cpu/steps.h"
-#include "runtime/cpu/tile_gemm.h"
 #include "runtime/cpu/transpose.h"
 #include "runtime/cpu/workspace.h"
 
