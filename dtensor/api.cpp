@@ -6,8 +6,8 @@
 
 #include "dtensor/below.h"
 #include "dtensor/check_parts.h"
-#include "dtensor/redistribute.h"
 #include "dtensor/spec_attr.h"
+#include "dtensor/transition/redistribute.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/op/core/vjp_call.h"

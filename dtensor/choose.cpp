@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "dtensor/transition.h"
+#include "dtensor/transition/transition.h"
 
 namespace sherd {
 

@@ -3,7 +3,7 @@
 #include "dtensor/layer.h"
 
 #include "dtensor/propagate.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/transition/redistribute.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/op/core/step_names.h"
 #include "runtime/op/rows/ops.h"

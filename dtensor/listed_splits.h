@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "dtensor/transition.h"
+#include "dtensor/transition/transition.h"
 
 namespace sherd {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dtensor/rule.h"
-#include "dtensor/transition.h"
+#include "dtensor/transition/transition.h"
 
 namespace sherd {
 

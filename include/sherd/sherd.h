@@ -29,8 +29,8 @@
 #include "dtensor/draw.h"
 #include "dtensor/mesh.h"
 #include "dtensor/placement.h"
-#include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/transition/redistribute.h"
 
 // compile(step): a captured step.
 #include "compile/compile.h"

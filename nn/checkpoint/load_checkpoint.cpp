@@ -8,7 +8,7 @@
 
 #include "dtensor/below.h"
 #include "dtensor/mesh.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/transition/redistribute.h"
 #include "nn/checkpoint/local_box.h"
 #include "nn/checkpoint/rank_file.h"
 #include "nn/checkpoint/read_layout.h"

@@ -1,6 +1,6 @@
 #include "nn/parallel/distributed_sink.h"
 
-#include "dtensor/redistribute.h"
+#include "dtensor/transition/redistribute.h"
 #include "runtime/autograd/autograd.h"
 
 namespace sherd::nn {

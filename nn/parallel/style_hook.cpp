@@ -1,7 +1,7 @@
 #include "nn/parallel/style_hook.h"
 
 #include "dtensor/api.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/transition/redistribute.h"
 #include "runtime/autograd/autograd.h"
 
 namespace sherd::nn {

@@ -5,8 +5,8 @@
 
 #include "compile/compile.h"
 #include "dtensor/mesh.h"
-#include "dtensor/redistribute.h"
 #include "dtensor/spec.h"
+#include "dtensor/transition/redistribute.h"
 #include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/op_cases.h"

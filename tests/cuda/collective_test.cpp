@@ -4,7 +4,7 @@
 
 #include "compile/compile.h"
 #include "dtensor/api.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/transition/redistribute.h"
 #include "runtime/comm/board/thread_group.h"
 #include "tests/cuda/against_cpu.h"
 #include "tests/cuda/cuda_test.h"

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "dtensor/redistribute.h"
+#include "dtensor/transition/redistribute.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/comm_counter.h"

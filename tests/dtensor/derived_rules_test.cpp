@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "dtensor/api.h"
-#include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/transition/redistribute.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/comm_counter.h"

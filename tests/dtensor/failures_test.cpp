@@ -6,7 +6,7 @@
 
 #include "compile/compile.h"
 #include "dtensor/api.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/transition/redistribute.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/rows/ops.h"
 #include "tests/support/compile_once.h"

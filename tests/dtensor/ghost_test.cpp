@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/api.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/transition/redistribute.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/exec/context.h"

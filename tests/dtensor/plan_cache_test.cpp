@@ -3,7 +3,7 @@
 
 #include "dtensor/api.h"
 #include "dtensor/propagate.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/transition/redistribute.h"
 #include "runtime/op/rows/ops.h"
 #include "tests/dtensor/layouts.h"
 #include "tests/support/near.h"

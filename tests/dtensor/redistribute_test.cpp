@@ -1,5 +1,5 @@
 // redistribute, align_gradient: values, gradients, and how often ranks communicate for each pair of placements.
-#include "dtensor/redistribute.h"
+#include "dtensor/transition/redistribute.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 
 #include "dtensor/api.h"
 #include "dtensor/propagate.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/transition/redistribute.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/op/core/step_names.h"

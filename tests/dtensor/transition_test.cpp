@@ -1,11 +1,11 @@
 // Transitions: every pair of layouts against the shards that loops narrow, what is planned, and what it costs.
-#include "dtensor/transition.h"
+#include "dtensor/transition/transition.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "dtensor/redistribute.h"
+#include "dtensor/transition/redistribute.h"
 #include "tests/dtensor/layouts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"

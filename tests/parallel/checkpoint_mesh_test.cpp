@@ -4,7 +4,7 @@
 #include <map>
 #include <mutex>
 
-#include "dtensor/redistribute.h"
+#include "dtensor/transition/redistribute.h"
 #include "nn/checkpoint/training_state.h"
 #include "nn/optim/adamw.h"
 #include "runtime/autograd/autograd.h"

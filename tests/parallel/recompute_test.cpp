@@ -8,8 +8,8 @@
 #include <optional>
 
 #include "compile/compile.h"
-#include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/transition/redistribute.h"
 #include "nn/layers/dropout.h"
 #include "nn/models/model_config.h"
 #include "nn/optim/adamw.h"

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
-#include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/transition/redistribute.h"
 #include "nn/layers/dropout.h"
 #include "nn/models/gpt_plan.h"
 #include "nn/models/llama_plan.h"

@@ -4,8 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/transition/redistribute.h"
 #include "nn/layers/embedding.h"
 #include "nn/layers/mlp.h"
 #include "nn/layers/norm.h"

@@ -5,8 +5,8 @@
 #include <set>
 
 #include "compile/compile.h"
-#include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/transition/redistribute.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard/fully_shard.h"

@@ -15,7 +15,7 @@
 #include "compile/compile.h"
 #include "compile/ir/parse.h"
 #include "dtensor/propagate.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/transition/redistribute.h"
 #include "nn/checkpoint/training_state.h"
 #include "nn/optim/adamw.h"
 #include "nn/parallel/extensions/int8_gather.h"

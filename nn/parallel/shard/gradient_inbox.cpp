@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "dtensor/redistribute.h"
+#include "dtensor/transition/redistribute.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/core/step_names.h"

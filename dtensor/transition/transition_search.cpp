@@ -4,7 +4,7 @@
 //
 // Prices are computed from the global shape and the largest shard, never from this rank's own: all ranks find the same
 // plan.
-#include "dtensor/transition_search.h"
+#include "dtensor/transition/transition_search.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "dtensor/redistribute.h"
+#include "dtensor/transition/redistribute.h"
 
 #include "dtensor/below.h"
 #include "dtensor/spec_attr.h"

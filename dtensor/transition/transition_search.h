@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "dtensor/transition.h"
+#include "dtensor/transition/transition.h"
 
 namespace sherd {
 

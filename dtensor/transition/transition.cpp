@@ -1,5 +1,5 @@
 // Plans are searched once and cached per rank, because layouts are interned per rank; running one is a row per step.
-#include "dtensor/transition.h"
+#include "dtensor/transition/transition.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@
 #include "dtensor/listed_splits.h"
 #include "dtensor/propagate.h"
 #include "dtensor/recent.h"
-#include "dtensor/transition_search.h"
+#include "dtensor/transition/transition_search.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/collective_attrs.h"
 #include "runtime/op/rows/view_attrs.h"

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "dtensor/transition.h"
+#include "dtensor/transition/transition.h"
 #include "runtime/op/core/dispatch.h"
 
 namespace sherd {
