@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "compile/capture/capture.h"
-#include "compile/ir/parse.h"
+#include "compile/ir/text/parse.h"
 #include "compile/run/argument_copies.h"
 #include "compile/run/bind.h"
 #include "compile/run/device_replay.h"

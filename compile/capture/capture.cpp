@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "compile/ir/numbers.h"
+#include "compile/ir/analysis/numbers.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/core/step_names.h"

@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "compile/ir/byte_ranges.h"
+#include "compile/ir/analysis/byte_ranges.h"
 #include "compile/ir/graph.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/core/capture_sink.h"

@@ -3,7 +3,7 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "compile/ir/words.h"
+#include "compile/ir/text/words.h"
 
 namespace sherd {
 

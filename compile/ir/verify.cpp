@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "compile/ir/access.h"
+#include "compile/ir/analysis/access.h"
+#include "compile/ir/analysis/loans.h"
+#include "compile/ir/analysis/numbers.h"
+#include "compile/ir/analysis/overlap.h"
 #include "compile/ir/builder.h"
-#include "compile/ir/loans.h"
-#include "compile/ir/numbers.h"
-#include "compile/ir/overlap.h"
-#include "compile/ir/print.h"
 #include "compile/ir/tables.h"
+#include "compile/ir/text/print.h"
 
 namespace sherd {
 

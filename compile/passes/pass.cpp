@@ -1,6 +1,6 @@
 #include "compile/passes/pass.h"
 
-#include "compile/ir/meaning.h"
+#include "compile/ir/analysis/meaning.h"
 #include "compile/ir/verify.h"
 #include "compile/passes/place_eager.h"
 #include "compile/passes/place_waits.h"

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "compile/ir/lifetimes.h"
-#include "compile/ir/numbers.h"
+#include "compile/ir/analysis/lifetimes.h"
+#include "compile/ir/analysis/numbers.h"
 
 namespace sherd {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "compile/ir/analysis/lifetimes.h"
+#include "compile/ir/analysis/loans.h"
+#include "compile/ir/analysis/numbers.h"
 #include "compile/ir/builder.h"
-#include "compile/ir/lifetimes.h"
-#include "compile/ir/loans.h"
-#include "compile/ir/numbers.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/rows/wait_attrs.h"
 

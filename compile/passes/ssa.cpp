@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "compile/ir/loans.h"
-#include "compile/ir/numbers.h"
+#include "compile/ir/analysis/loans.h"
+#include "compile/ir/analysis/numbers.h"
 
 namespace sherd {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "compile/ir/analysis/numbers.h"
 #include "compile/ir/builder.h"
-#include "compile/ir/numbers.h"
 #include "runtime/op/rows/ops.h"
 
 namespace sherd {

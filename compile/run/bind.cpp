@@ -5,9 +5,9 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "compile/ir/parse.h"
-#include "compile/ir/print.h"
-#include "compile/ir/unit_table.h"
+#include "compile/ir/text/parse.h"
+#include "compile/ir/text/print.h"
+#include "compile/ir/text/unit_table.h"
 #include "compile/ir/verify.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/group_names.h"

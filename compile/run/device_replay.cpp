@@ -9,7 +9,7 @@
 #include <unordered_map>
 
 #include "compile/ir/builder.h"
-#include "compile/ir/print.h"
+#include "compile/ir/text/print.h"
 #include "compile/run/guard.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/process_group.h"

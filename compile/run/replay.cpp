@@ -1,8 +1,8 @@
 #include "compile/run/replay.h"
 
-#include "compile/ir/access.h"
+#include "compile/ir/analysis/access.h"
 #include "compile/ir/builder.h"
-#include "compile/ir/words.h"
+#include "compile/ir/text/words.h"
 #include "compile/run/guard.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/process_group.h"

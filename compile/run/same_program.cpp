@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "compile/ir/print.h"
+#include "compile/ir/text/print.h"
 #include "runtime/comm/group/host_group.h"
 
 namespace sherd {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
-#include "compile/ir/print.h"
+#include "compile/ir/text/print.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/comm_counter.h"

@@ -6,7 +6,7 @@
 #include <map>
 #include <mutex>
 
-#include "compile/ir/meaning.h"
+#include "compile/ir/analysis/meaning.h"
 #include "compile/ir/verify.h"
 #include "tests/compile/corruptions.h"
 #include "tests/compile/recorded_step.h"

@@ -4,7 +4,7 @@
 #include <cctype>
 #include <utility>
 
-#include "compile/ir/order.h"
+#include "compile/ir/analysis/order.h"
 #include "runtime/op/attrs/attr_text.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/rows/wait_attrs.h"

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
-#include "compile/ir/print.h"
+#include "compile/ir/text/print.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/op/rows/ops.h"

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "compile/compile.h"
-#include "compile/ir/print.h"
+#include "compile/ir/text/print.h"
 #include "nn/layers/dropout.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"

@@ -2,7 +2,7 @@
 // Programs of a few nodes, made by hand.
 #include <initializer_list>
 
-#include "compile/ir/numbers.h"
+#include "compile/ir/analysis/numbers.h"
 #include "compile/ir/program.h"
 #include "runtime/op/attrs/attrs.h"
 #include "runtime/op/core/rows.h"

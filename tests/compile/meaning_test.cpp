@@ -1,5 +1,5 @@
 // What has a meaning and what has none.
-#include "compile/ir/meaning.h"
+#include "compile/ir/analysis/meaning.h"
 
 #include <gtest/gtest.h>
 

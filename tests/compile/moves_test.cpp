@@ -4,8 +4,8 @@
 
 #include <atomic>
 
-#include "compile/ir/meaning.h"
-#include "compile/ir/order.h"
+#include "compile/ir/analysis/meaning.h"
+#include "compile/ir/analysis/order.h"
 #include "compile/ir/verify.h"
 #include "compile/passes/place_eager.h"
 #include "compile/passes/ssa.h"

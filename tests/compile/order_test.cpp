@@ -1,10 +1,10 @@
 // Versions, uses, order, loans and numbers of programs that can be read at a glance.
-#include "compile/ir/order.h"
+#include "compile/ir/analysis/order.h"
 
 #include <gtest/gtest.h>
 
-#include "compile/ir/loans.h"
-#include "compile/ir/uses.h"
+#include "compile/ir/analysis/loans.h"
+#include "compile/ir/analysis/uses.h"
 #include "compile/ir/verify.h"
 #include "compile/passes/place_waits.h"
 #include "compile/passes/ssa.h"

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
-#include "compile/ir/order.h"
-#include "compile/ir/print.h"
+#include "compile/ir/analysis/order.h"
+#include "compile/ir/text/print.h"
 #include "compile/passes/ssa.h"
 #include "runtime/op/rows/ops.h"
 #include "tests/compile/hand_made.h"

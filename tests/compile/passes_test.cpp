@@ -1,8 +1,8 @@
 // Passes leave meaning and bits; ssa and place_eager together leave the program, and its memory to the byte.
 #include <gtest/gtest.h>
 
-#include "compile/ir/meaning.h"
-#include "compile/ir/print.h"
+#include "compile/ir/analysis/meaning.h"
+#include "compile/ir/text/print.h"
 #include "compile/ir/verify.h"
 #include "compile/passes/place_eager.h"
 #include "compile/passes/place_waits.h"

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
-#include "compile/ir/print.h"
+#include "compile/ir/text/print.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/core/step_names.h"
 #include "tests/compile/tiny_net.h"

@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "compile/compile.h"
-#include "compile/ir/parse.h"
-#include "compile/ir/print.h"
+#include "compile/ir/text/parse.h"
+#include "compile/ir/text/print.h"
 #include "nn/layers/dropout.h"
 #include "nn/layers/linear.h"
 #include "nn/optim/loss_scaler.h"

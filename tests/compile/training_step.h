@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "compile/capture/capture.h"
-#include "compile/ir/parse.h"
-#include "compile/ir/print.h"
+#include "compile/ir/text/parse.h"
+#include "compile/ir/text/print.h"
 #include "compile/ir/verify.h"
 #include "compile/run/bind.h"
 #include "compile/run/guard.h"

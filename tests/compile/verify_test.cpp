@@ -7,9 +7,9 @@
 #include <random>
 #include <utility>
 
-#include "compile/ir/access.h"
-#include "compile/ir/overlap.h"
-#include "compile/ir/print.h"
+#include "compile/ir/analysis/access.h"
+#include "compile/ir/analysis/overlap.h"
+#include "compile/ir/text/print.h"
 #include "runtime/op/attrs/attrs.h"
 #include "runtime/op/rows/gather.h"
 #include "runtime/op/rows/ops.h"

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
+#include "compile/ir/analysis/numbers.h"
 #include "compile/ir/builder.h"
-#include "compile/ir/numbers.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
 #include "runtime/autograd/autograd.h"

@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "compile/compile.h"
-#include "compile/ir/print.h"
+#include "compile/ir/text/print.h"
 #include "dtensor/api.h"
 #include "dtensor/propagate.h"
 #include "dtensor/scopes.h"

@@ -13,7 +13,7 @@
 #include <random>
 
 #include "compile/compile.h"
-#include "compile/ir/parse.h"
+#include "compile/ir/text/parse.h"
 #include "dtensor/propagate.h"
 #include "dtensor/transition/redistribute.h"
 #include "nn/checkpoint/training_state.h"

@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "compile/compile.h"
-#include "compile/ir/print.h"
+#include "compile/ir/text/print.h"
 #include "tests/parallel/nets.h"
 #include "tools/bench/child.h"
 

@@ -6,8 +6,8 @@
 #include <functional>
 
 #include "compile/capture/capture.h"
+#include "compile/ir/analysis/meaning.h"
 #include "compile/ir/builder.h"
-#include "compile/ir/meaning.h"
 #include "compile/ir/verify.h"
 #include "compile/passes/pass.h"
 #include "nn/optim/adamw.h"

@@ -1,6 +1,6 @@
 // A walk in execution order with the bytes of every root cut into segments of one version. Reading cuts segments at its
 // ends too, so that each knows exactly who has read it; writing replaces them.
-#include "compile/ir/version.h"
+#include "compile/ir/analysis/version.h"
 
 #include <limits>
 

@@ -1,12 +1,12 @@
-#include "compile/ir/order.h"
+#include "compile/ir/analysis/order.h"
 
 #include <algorithm>
 #include <map>
 #include <string_view>
 #include <utility>
 
-#include "compile/ir/loans.h"
-#include "compile/ir/numbers.h"
+#include "compile/ir/analysis/loans.h"
+#include "compile/ir/analysis/numbers.h"
 
 namespace sherd {
 

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "compile/ir/version.h"
+#include "compile/ir/analysis/version.h"
 
 namespace sherd {
 

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "compile/ir/access.h"
+#include "compile/ir/analysis/access.h"
 
 namespace sherd {
 

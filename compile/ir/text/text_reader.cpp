@@ -1,9 +1,9 @@
-#include "compile/ir/text_reader.h"
+#include "compile/ir/text/text_reader.h"
 
 #include <algorithm>
 #include <charconv>
 
-#include "compile/ir/words.h"
+#include "compile/ir/text/words.h"
 
 namespace sherd {
 

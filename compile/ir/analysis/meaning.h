@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "compile/ir/version.h"
+#include "compile/ir/analysis/version.h"
 
 namespace sherd {
 

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "compile/ir/version.h"
+#include "compile/ir/analysis/version.h"
 
 namespace sherd {
 

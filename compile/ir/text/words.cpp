@@ -1,4 +1,4 @@
-#include "compile/ir/words.h"
+#include "compile/ir/text/words.h"
 
 #include <algorithm>
 

@@ -3,8 +3,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "compile/ir/meaning.h"
-#include "compile/ir/print.h"
+#include "compile/ir/analysis/meaning.h"
+#include "compile/ir/text/print.h"
 
 namespace sherd {
 

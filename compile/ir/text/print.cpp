@@ -1,10 +1,10 @@
-#include "compile/ir/print.h"
+#include "compile/ir/text/print.h"
 
 #include <algorithm>
 #include <array>
 
-#include "compile/ir/unit_table.h"
-#include "compile/ir/words.h"
+#include "compile/ir/text/unit_table.h"
+#include "compile/ir/text/words.h"
 #include "runtime/op/attrs/attr_text.h"
 
 namespace sherd {

@@ -1,7 +1,7 @@
 // Two elements share a byte if a sum of steps, each taken a number of times that its dim allows, spans the distance
 // between the tensors: a walk over the steps, the longest first, that goes on only while the shorter ones can make up
 // what is left. For the tensors of programs one or two counts are left to try per step.
-#include "compile/ir/overlap.h"
+#include "compile/ir/analysis/overlap.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -1,8 +1,8 @@
-#include "compile/ir/loans.h"
+#include "compile/ir/analysis/loans.h"
 
 #include <algorithm>
 
-#include "compile/ir/print.h"
+#include "compile/ir/text/print.h"
 #include "runtime/op/rows/wait_attrs.h"
 
 namespace sherd {

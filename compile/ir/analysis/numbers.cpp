@@ -1,4 +1,4 @@
-#include "compile/ir/numbers.h"
+#include "compile/ir/analysis/numbers.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,8 +6,8 @@
 #include <map>
 #include <string>
 
-#include "compile/ir/access.h"
-#include "compile/ir/print.h"
+#include "compile/ir/analysis/access.h"
+#include "compile/ir/text/print.h"
 #include "runtime/comm/group/channels.h"
 
 namespace sherd {

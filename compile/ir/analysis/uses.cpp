@@ -1,4 +1,4 @@
-#include "compile/ir/uses.h"
+#include "compile/ir/analysis/uses.h"
 
 namespace sherd {
 

@@ -1,9 +1,9 @@
 // One walk over the versions. A tensor's meaning is that of the version it reads if it is read as it was written, else
 // a hash of how it looks at which versions: positions count from where the version's own elements begin, so that
 // storage is invisible.
-#include "compile/ir/meaning.h"
+#include "compile/ir/analysis/meaning.h"
 
-#include "compile/ir/print.h"
+#include "compile/ir/text/print.h"
 #include "runtime/op/rows/ops.h"
 
 namespace sherd {

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "compile/ir/byte_ranges.h"
+#include "compile/ir/analysis/byte_ranges.h"
 #include "compile/ir/program.h"
 
 namespace sherd {

@@ -1,8 +1,8 @@
-#include "compile/ir/lifetimes.h"
+#include "compile/ir/analysis/lifetimes.h"
 
 #include <algorithm>
 
-#include "compile/ir/loans.h"
+#include "compile/ir/analysis/loans.h"
 
 namespace sherd {
 

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "compile/ir/access.h"
+#include "compile/ir/analysis/access.h"
 
 namespace sherd {
 

@@ -1,4 +1,4 @@
-#include "compile/ir/access.h"
+#include "compile/ir/analysis/access.h"
 
 #include <optional>
 

@@ -1,6 +1,6 @@
 // The text declares what it names before it uses it, but for the values of bindings, which are named after bindings,
 // and the places of values: those are looked up once all values are there.
-#include "compile/ir/parse.h"
+#include "compile/ir/text/parse.h"
 
 #include <algorithm>
 #include <charconv>
@@ -10,9 +10,9 @@
 #include <unordered_map>
 
 #include "compile/ir/builder.h"
-#include "compile/ir/print.h"
-#include "compile/ir/text_reader.h"
-#include "compile/ir/words.h"
+#include "compile/ir/text/print.h"
+#include "compile/ir/text/text_reader.h"
+#include "compile/ir/text/words.h"
 #include "runtime/op/attrs/attr_text.h"
 #include "runtime/op/unit/unit_layout.h"
 

@@ -1,4 +1,4 @@
-#include "compile/ir/unit_table.h"
+#include "compile/ir/text/unit_table.h"
 
 #include "runtime/op/attrs/attr_text.h"
 
