@@ -7,7 +7,7 @@
 #include "dtensor/scopes.h"
 #include "nn/module.h"
 #include "nn/optim/optimizer.h"
-#include "nn/parallel/shard/unit_knobs.h"
+#include "nn/parallel/shard/unit/unit_knobs.h"
 #include "nn/random_rows.h"
 #include "tests/support/source_path.h"
 

@@ -11,7 +11,7 @@
 #include "compile/compile.h"
 #include "compile/passes/pass.h"
 #include "nn/optim/sgd.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/os/settings.h"

@@ -13,7 +13,7 @@
 #include "nn/interop/huggingface_config.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/sgd.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "nn/parallel/tensor_parallel.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/host_group.h"

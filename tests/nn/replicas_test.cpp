@@ -10,7 +10,7 @@
 #include "nn/layers/linear.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/loss_scaler.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"

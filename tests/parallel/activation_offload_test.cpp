@@ -11,7 +11,7 @@
 #include "nn/models/model_config.h"
 #include "nn/offload_activations.h"
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard/unit_rules.h"
+#include "nn/parallel/shard/wrap/unit_rules.h"
 #include "nn/recompute.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/ghost_group.h"

@@ -6,7 +6,7 @@
 
 #include "nn/layers/norm.h"
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"

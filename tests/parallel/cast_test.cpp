@@ -6,7 +6,7 @@
 #include "nn/optim/sgd.h"
 #include "nn/parallel/extensions/int8_gather.h"
 #include "nn/parallel/extensions/int8_reduce.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/two_dim_net.h"
 #include "tests/support/expect_error.h"

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/host_group.h"

@@ -8,7 +8,7 @@
 #include "compile/compile.h"
 #include "nn/checkpoint/full_state.h"
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/board/shm_group.h"
 #include "runtime/comm/group/host_group.h"

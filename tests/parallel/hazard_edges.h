@@ -13,7 +13,7 @@
 
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/hazards.h"
 #include "tests/parallel/nets.h"

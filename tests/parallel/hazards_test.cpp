@@ -7,7 +7,7 @@
 #include "nn/models/gpt.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/hazard_edges.h"
 #include "tests/support/compile_once.h"

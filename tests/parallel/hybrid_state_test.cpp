@@ -6,7 +6,7 @@
 
 #include "nn/checkpoint/full_state.h"
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard/pending_gradients.h"
+#include "nn/parallel/shard/wrap/pending_gradients.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/channels.h"
 #include "runtime/exec/hazards.h"

@@ -7,7 +7,7 @@
 #include "nn/checkpoint/full_state.h"
 #include "nn/checkpoint/local_box.h"
 #include "nn/checkpoint/training_state.h"
-#include "nn/parallel/shard/summon.h"
+#include "nn/parallel/shard/wrap/summon.h"
 #include "tests/parallel/uneven_net.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"

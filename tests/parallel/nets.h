@@ -9,7 +9,7 @@
 #include "nn/layers/linear.h"
 #include "nn/module_list.h"
 #include "nn/optim/optimizer.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"

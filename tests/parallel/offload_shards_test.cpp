@@ -4,8 +4,8 @@
 
 #include <set>
 
-#include "nn/parallel/shard/fully_shard.h"
-#include "nn/parallel/shard/summon.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
+#include "nn/parallel/shard/wrap/summon.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"

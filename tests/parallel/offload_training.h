@@ -11,7 +11,7 @@
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
 #include "nn/optim/sgd.h"
-#include "nn/parallel/shard/unit_rules.h"
+#include "nn/parallel/shard/wrap/unit_rules.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/strategy_cases.h"
 #include "tests/support/near.h"

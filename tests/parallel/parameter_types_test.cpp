@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "nn/optim/sgd.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"

@@ -7,7 +7,7 @@
 #include "nn/models/gpt.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/sgd.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"

@@ -1,6 +1,6 @@
 // Gradients that wait for a reduction, looked at, changed, dropped and reduced by hand. Oracles: a plain model that
 // trains on this rank's rows alone, one on the whole batch, and reductions inside of a pass, bit for bit.
-#include "nn/parallel/shard/pending_gradients.h"
+#include "nn/parallel/shard/wrap/pending_gradients.h"
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,7 @@
 #include "nn/checkpoint/full_state.h"
 #include "nn/checkpoint/training_state.h"
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard/summon.h"
+#include "nn/parallel/shard/wrap/summon.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/hazards.h"
 #include "tests/parallel/replay.h"

@@ -7,7 +7,7 @@
 #include "nn/models/gpt.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
-#include "nn/parallel/shard/unit_schedule.h"
+#include "nn/parallel/shard/unit/unit_schedule.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"

@@ -4,8 +4,8 @@
 
 #include <sstream>
 
-#include "nn/parallel/shard/print_units.h"
-#include "nn/parallel/shard/unit_rules.h"
+#include "nn/parallel/shard/wrap/print_units.h"
+#include "nn/parallel/shard/wrap/unit_rules.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/ranks.h"

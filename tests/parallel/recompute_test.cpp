@@ -13,7 +13,7 @@
 #include "nn/layers/dropout.h"
 #include "nn/models/model_config.h"
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard/unit_rules.h"
+#include "nn/parallel/shard/wrap/unit_rules.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/exec/trace.h"

@@ -1,13 +1,13 @@
 // reshard_after_forward = k: what stays after forward, who gathers what from whom in backward, and that nothing else
 // changes. Oracles: one rank on the whole batch, and resharding to all ranks bit for bit.
-#include "nn/parallel/shard/unit_slices.h"
+#include "nn/parallel/shard/unit/unit_slices.h"
 
 #include <gtest/gtest.h>
 
 #include <memory>
 
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard/print_units.h"
+#include "nn/parallel/shard/wrap/print_units.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/hazards.h"
 #include "tests/parallel/replay.h"

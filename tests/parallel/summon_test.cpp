@@ -7,7 +7,7 @@
 
 #include "nn/optim/sgd.h"
 #include "nn/parallel/extensions/int8_gather.h"
-#include "nn/parallel/shard/summon.h"
+#include "nn/parallel/shard/wrap/summon.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "tests/parallel/two_dim_net.h"

@@ -6,7 +6,7 @@
 
 #include "nn/checkpoint/full_state.h"
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard/summon.h"
+#include "nn/parallel/shard/wrap/summon.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/replay.h"
 #include "tests/parallel/uneven_net.h"

@@ -1,13 +1,13 @@
 // Ranks whose units differ: every rank is told, before anything is communicated, which unit and which setting it is.
-#include "nn/parallel/shard/unit_agreement.h"
+#include "nn/parallel/shard/wrap/unit_agreement.h"
 
 #include <gtest/gtest.h>
 
 #include <chrono>
 
 #include "compile/compile.h"
-#include "nn/parallel/shard/summon.h"
-#include "nn/parallel/shard/unit_rules.h"
+#include "nn/parallel/shard/wrap/summon.h"
+#include "nn/parallel/shard/wrap/unit_rules.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/ghost_group.h"

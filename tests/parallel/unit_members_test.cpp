@@ -4,7 +4,7 @@
 
 #include "nn/checkpoint/training_state.h"
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/host_group.h"
 #include "tests/parallel/two_dim_net.h"

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "nn/models/gpt.h"
-#include "nn/parallel/shard/unit_rules.h"
+#include "nn/parallel/shard/wrap/unit_rules.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "compile/compile.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/ranks.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/parallel/shard/policy.h"
+#include "nn/parallel/shard/unit/policy.h"
 
 namespace sherd::testing {
 

@@ -22,7 +22,7 @@
 #include "nn/optim/loss_scaler.h"
 #include "nn/parallel/extensions/int8_gather.h"
 #include "nn/parallel/extensions/int8_reduce.h"
-#include "nn/parallel/shard/unit_slices.h"
+#include "nn/parallel/shard/unit/unit_slices.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/board/shm_group.h"
 #include "runtime/comm/group/agree.h"

@@ -7,7 +7,7 @@
 #include <tuple>
 #include <variant>
 
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "nn/parallel/tensor_parallel.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/rows/ops.h"

@@ -4,7 +4,7 @@
 
 #include <chrono>
 
-#include "nn/parallel/shard/unit_slices.h"
+#include "nn/parallel/shard/unit/unit_slices.h"
 #include "runtime/comm/group/host_group.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "nn/parallel/shard/policy.h"
+#include "nn/parallel/shard/unit/policy.h"
 #include "runtime/exec/context.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/tiny_run.h"

@@ -6,8 +6,8 @@
 #include <atomic>
 #include <cmath>
 
-#include "nn/parallel/shard/fully_shard.h"
-#include "nn/parallel/shard/print_units.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
+#include "nn/parallel/shard/wrap/print_units.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/tiny_run.h"
 

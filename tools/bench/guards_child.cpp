@@ -6,7 +6,7 @@
 #include "compile/compile.h"
 #include "compile/run/guards.h"
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"

@@ -9,7 +9,7 @@
 #include "nn/layers/linear.h"
 #include "nn/module_list.h"
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/job/world.h"

@@ -3,7 +3,7 @@
 // nor a logit depends on the number of ranks.
 #include <algorithm>
 
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/host_group.h"

@@ -7,7 +7,7 @@
 
 #include <unistd.h>
 
-#include "nn/parallel/shard/print_units.h"
+#include "nn/parallel/shard/wrap/print_units.h"
 #include "runtime/comm/board/shm_group.h"
 #include "runtime/comm/board/thread_group.h"
 #include "runtime/comm/job/rank.h"

@@ -5,8 +5,8 @@
 #include <map>
 #include <memory>
 
-#include "nn/parallel/shard/fully_shard.h"
-#include "nn/parallel/shard/unit_layout.h"
+#include "nn/parallel/shard/unit/unit_layout.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/op/copy/offload.h"
 
 namespace sherd {

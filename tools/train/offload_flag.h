@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "nn/optim/offloaded_state.h"
-#include "nn/parallel/shard/policy.h"
+#include "nn/parallel/shard/unit/policy.h"
 
 namespace sherd {
 

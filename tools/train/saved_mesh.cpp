@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "nn/parallel/shard/policy.h"
+#include "nn/parallel/shard/unit/policy.h"
 #include "tools/train/job_mesh.h"
 
 namespace sherd {

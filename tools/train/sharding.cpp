@@ -6,8 +6,8 @@
 
 #include "nn/parallel/extensions/int8_gather.h"
 #include "nn/parallel/extensions/int8_reduce.h"
-#include "nn/parallel/shard/fully_shard.h"
-#include "nn/parallel/shard/unit_rules.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
+#include "nn/parallel/shard/wrap/unit_rules.h"
 #include "nn/recompute.h"
 #include "runtime/memory/accounting.h"
 #include "tools/train/device_flag.h"

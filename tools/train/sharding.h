@@ -4,7 +4,7 @@
 #include <string>
 
 #include "nn/models/language_model.h"
-#include "nn/parallel/shard/policy.h"
+#include "nn/parallel/shard/unit/policy.h"
 #include "tools/train/config.h"
 #include "tools/train/job_mesh.h"
 
@@ -24,7 +24,7 @@ std::string sharding_text(const TrainConfig& config, int data_ranks);
 /// Bytes of an element of the gradients that wait for the last micro-batch: they add up in the type of the reduction,
 /// where that is the wider one.
 std::int64_t waiting_gradient_bytes(const TrainConfig& config);
-/// Makes the units of config.units, a rule by name (nn/parallel/shard/unit_rules.h), the model's last. No-op if
+/// Makes the units of config.units, a rule by name (nn/parallel/shard/wrap/unit_rules.h), the model's last. No-op if
 /// config.fully_shard is off. Collective where reshard_after_forward is a number of ranks, whose groups it makes; else
 /// no communication.
 void shard_model(nn::LanguageModel& model, const TrainConfig& config, const DeviceMesh& data);

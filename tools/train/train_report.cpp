@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "nn/parallel/extensions/blocks.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/purpose.h"
 #include "tools/train/explained_peak.h"

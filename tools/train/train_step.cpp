@@ -6,7 +6,7 @@
 #include "nn/offload_activations.h"
 #include "nn/optim/clip.h"
 #include "nn/optim/update_agreement.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "nn/parallel/tensor_parallel.h"
 #include "nn/recompute.h"
 #include "runtime/autograd/autograd.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/tensor/error.h"
 #include "tools/train/sharding.h"
 

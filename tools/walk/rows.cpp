@@ -6,7 +6,7 @@
 #include <array>
 #include <map>
 
-#include "nn/parallel/shard/policy.h"
+#include "nn/parallel/shard/unit/policy.h"
 #include "runtime/tensor/error.h"
 #include "tools/train/job_mesh.h"
 #include "tools/train/sharding.h"

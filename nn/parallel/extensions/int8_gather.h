@@ -7,7 +7,7 @@
 // they are: they are few bytes. All ranks, the owner too, compute with the decoded values; the optimizer updates exact
 // ones. Of N elements in b blocks a gather moves N + 4 b bytes.
 #include "nn/parallel/extensions/blocks.h"
-#include "nn/parallel/shard/unit_gather.h"
+#include "nn/parallel/shard/gather/unit_gather.h"
 
 namespace sherd::nn {
 

@@ -14,7 +14,7 @@
 // times the scale. Of N elements in b blocks 1 N + 4 b bytes move, where an f32 reduction moves 4 N. All of it,
 // arithmetic included, runs on the queue "reduce" beside compute. Over replicas gradients are summed as without it.
 #include "nn/parallel/extensions/blocks.h"
-#include "nn/parallel/shard/unit_gather.h"
+#include "nn/parallel/shard/gather/unit_gather.h"
 
 namespace sherd::nn {
 

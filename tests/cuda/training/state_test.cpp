@@ -9,7 +9,7 @@
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
 #include "nn/optim/sgd.h"
-#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/board/thread_group.h"
 #include "runtime/op/core/host_reads.h"

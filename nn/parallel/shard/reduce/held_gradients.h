@@ -1,0 +1,71 @@
+#pragma once
+// Full gradients of a unit that wait for a later pass to be reduced (set_requires_gradient_sync): the sums of the
+// micro-batches so far, in the type of the reduction.
+//
+//   held | p0 ............ full | p2 ............ full | ...     of the pieces that train
+//
+// They lie in the buffer that backward wrote them into, and later passes add to it in place. Where gradients are made
+// in a narrower type than they are reduced in, the buffer is another one, to which each pass is added when it ends.
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "nn/parallel/shard/unit/unit_buffers.h"
+#include "runtime/op/unit/unit.h"
+
+namespace sherd::nn {
+
+class HeldGradients {
+ public:
+  /// Of the unit of `buffers`, which outlives this. Ranks that do so alike use the same names.
+  explicit HeldGradients(const UnitBuffers& buffers);
+
+  /// Whether a sum of this piece waits; and that sum.
+  bool has(std::size_t piece) const { return gradient(piece).defined(); }
+  const Tensor& gradient(std::size_t piece) const;
+  /// Whether it is one of averages, or of terms of a Partial(sum); none: of zeros, which may become either.
+  std::optional<ReduceKind> kind(std::size_t piece) const;
+  /// All that is held, u8; undefined if nothing is.
+  Tensor bytes() const;
+
+  /// Whether a pass has a buffer of its own, in the gathered type.
+  bool is_apart() const { return wide_ != nullptr; }
+  /// The unit with what is held in place of its full tensors.
+  const UnitLayout& layout() const { return wide_ ? *wide_ : buffers_.layout(); }
+
+  /// One sum: where it lies in the buffer of held gradients, and in that of the pass.
+  struct Member {
+    std::size_t piece = 0;
+    std::optional<ReduceKind> kind{};  ///< as of kind()
+    std::int64_t held_offset = 0, pass_offset = 0;
+  };
+  /// Adds the full gradients of a pass, u8 `pass`, to what is held; of one that is apart, in one launch. A first pass
+  /// makes a buffer of `bytes`, or leaves its own.
+  void add(std::span<const Member> members, const Tensor& pass, std::int64_t bytes);
+  /// Where what is held of a piece lies in bytes().
+  std::int64_t offset(std::size_t piece) const;
+  /// Throws Error: a piece has no place there, because its parameter was thawed meanwhile.
+  [[noreturn]] void refuse_thawed() const;
+
+  void drop(std::size_t piece);
+  void drop_all();
+
+ private:
+  // Slots, so that one captured step may leave what they hold to another: which pieces are held is known by them alone.
+  // One of a piece's holds the sum, and tells the kind.
+  struct Piece {
+    std::unique_ptr<Slot> average, sum, zeros;
+    std::array<Slot*, 3> slots() const { return {average.get(), sum.get(), zeros.get()}; }
+  };
+  void keep(const Member& member, Tensor sum);
+
+  const UnitBuffers& buffers_;
+  std::vector<Piece> pieces_;
+  UnitLayoutPtr wide_{};   // null: gradients are held in the type that they are made in
+  UnitLayoutPtr local_{};  // from the gathered type to that of wide_, on this rank alone
+};
+
+}  // namespace sherd::nn

@@ -1,0 +1,207 @@
+#pragma once
+// Wiring: which hook does what when. What is done then is a function of the recorded calls (unit_schedule.h); bytes are
+// moved by unit_buffers.h, gradients by gradient_inbox.h.
+//
+//   before forward   first module to run becomes the root of the tree; gather, register full tensors; gather the next
+//   after forward    reshard as configured; hook the outputs' gradients
+//   output gradient  (the backward of a call begins) reshard units whose backward is over; gather again if resharded;
+//                    gather the next
+//   last gradient    of the unit: reduce; reshard, unless the tape still has readers of gathered parameters
+//   end of backward  reduce the gradients of units that did not complete, reshard everything
+//
+// "Gather the next" is what hides communication: it is submitted before the module computes and overlaps with it.
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nn/parallel/shard/reduce/gradient_inbox.h"
+#include "nn/parallel/shard/unit/unit_schedule.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
+#include "nn/parallel/shard/wrap/unit_agreement.h"
+#include "nn/parallel/shard/wrap/unit_members.h"
+
+namespace sherd::nn {
+
+struct PlannedCall;
+
+// All wrapped modules below one root share this.
+struct ShardTree {
+  std::vector<FullyShardHook*> hooks;  // by UnitId: in module order, then who joined later; null once destroyed
+  UnitSchedule schedule;
+  std::shared_ptr<BackwardEnd> end =
+      std::make_shared<BackwardEnd>([this] { end_backward(is_last); }, [this] { agree(); });
+  int depth = 0;                                    // of wrapped forwards that run
+  bool is_last = true;                              // the next backward, of those that belong together
+  int num_gathering = 0;                            // hooks whose gathers communicate
+  bool is_whole = true;                             // no module was wrapped below the root since it was linked
+  std::vector<std::weak_ptr<FullyShardHook>> late;  // those that were without values then
+  std::vector<std::weak_ptr<FullyShardHook>> news;  // whose units have not been compared with other ranks'
+
+  void add(FullyShardHook& hook);
+  /// Whether a forward communicates: parameters are sharded over ranks.
+  bool gathers() const { return num_gathering > 0; }
+  /// Compares units that are new with other ranks' (unit_agreement.h). Before any of them communicates.
+  void agree();
+  /// All are new again. After an error: it may have met some ranks when they had compared, and others just before.
+  void compare_again();
+  bool has_news() const;
+  void drop_unused() const;
+  void close_rounds() const;
+  void end_backward(bool is_last_of_all);
+  void abandon(std::string_view reason) noexcept;
+};
+
+/// Parameters that are gathered and reduced together.
+struct Unit {
+  DataMesh data;
+  const std::vector<ParameterTypes> types;  ///< of its pieces
+  const std::shared_ptr<UnitBuffers> kept;  ///< shared with the tape, which may outlive it
+  UnitBuffers& buffers;
+  GradientInbox inbox;
+  int users = 0;  // calls that run and read its gathered parameters
+  const bool is_replicated;
+  Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& policy);
+  ~Unit() { buffers.leave_to_tape(data); }
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
+};
+
+class FullyShardHook final : public ModuleHook, public std::enable_shared_from_this<FullyShardHook> {
+ public:
+  /// Makes its units; its modules have it as a hook after that.
+  explicit FullyShardHook(PlannedCall call);
+  ~FullyShardHook() override {
+    if (!tree_) return;
+    tree_->hooks[static_cast<std::size_t>(id_)] = nullptr;
+    tree_->num_gathering -= gathers() ? 1 : 0;
+  }
+
+  void before_forward(Module& module) override;
+  void after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) override;
+  void abandon_forward(Module& module, std::string_view reason) noexcept override;
+  void before_materialize(Module&, Device device) override {
+    for (const auto& unit : units) {
+      unit->buffers.materialize(device);
+      unit->inbox.materialize();
+    }
+  }
+  void before_cast(Module&, DType dtype) override;
+  bool maps_inputs() const override { return policy_.cast_forward_inputs && policy_.param_dtype; }
+  bool maps_outputs() const override { return policy_.output_dtype.has_value(); }
+  void map_input(Module&, Tensor& tensor, TensorPlace) override { cast_floating(tensor, *policy_.param_dtype); }
+  void map_output(Module&, Tensor& tensor, TensorPlace) override { cast_floating(tensor, *policy_.output_dtype); }
+  /// What is gathered for the module's backward is there when its ops run again.
+  bool can_recompute() const override { return true; }
+  const DeviceMesh* data_mesh() const override { return &mesh_.mesh(); }
+
+  const std::string& name() const { return name_; }
+  bool reshards() const { return knobs.all().is_told ? knobs.all().reshards : !is_root_; }
+  /// Collective where it makes groups of ranks, see fully_shard.h.
+  void set_reshard_after_forward(ReshardAfterForward value);
+  void set_is_last(bool value) {
+    knobs.set<&GatherKnobs::is_last>(value);
+    if (tree_) tree_->is_last = value;
+  }
+  void set_forward_prefetch(std::vector<std::weak_ptr<FullyShardHook>> list);
+  void set_backward_prefetch(std::vector<std::weak_ptr<FullyShardHook>> list);
+  bool is_root() const { return is_root_; }
+  const std::shared_ptr<ShardTree>& tree() const { return tree_; }
+  /// Error naming the module if no parameters are its own.
+  const std::vector<std::unique_ptr<Unit>>& own_units() const;
+  bool owns(const ShardKeeper& keeper) const { return unit_of(keeper) != nullptr; }
+  Unit* unit_of(const ShardKeeper& keeper) const;
+  /// Gathers a unit of another hook, too, while its own modules compute: they share a parameter.
+  void borrow(FullyShardHook& owner, Unit& unit);
+  void begin_round();
+  /// Reshards as configured what no other call uses.
+  void close_round();
+  void leave_round();
+  /// Places of its calls in the last forward of the root.
+  std::vector<int> order_in_forward() const;
+  ProcessGroup& root_group() const { return mesh_.root_group(); }
+  /// The mesh of its call.
+  const DataMesh& data() const { return mesh_; }
+  /// What ranks of a group compare of it, of the parts that communicate over the group; nothing if it does not.
+  std::optional<UnitFacts> facts_over(const ProcessGroup& group) const;
+  /// Whether its gathers communicate.
+  bool gathers() const;
+  /// Before it gathers by itself, in no forward of its tree: compares it, or the tree, with other ranks', once.
+  void agree();
+  bool is_agreed() const;
+  void compare_again() { is_agreed_ = false; }
+
+  /// One for all parameters of the call, but those on other meshes and those that stay replicated.
+  std::vector<std::unique_ptr<Unit>> units;
+  HostState<GatherKnobs> knobs{[](const void* hook) { return static_cast<const FullyShardHook*>(hook)->name_; }, this};
+
+ private:
+  friend struct ShardTree;
+  /// A forward call, as its outputs remember it.
+  struct ForwardCall {
+    std::weak_ptr<FullyShardHook> hook;
+    UnitSchedule::Call call;
+    std::uint64_t begun;               // nodes of its own have larger numbers
+    std::optional<DeviceMesh> mesh{};  // of the root: there for backward, whatever has become of the model
+    std::uint64_t pass = 0;            // the backward that has reached it last
+  };
+  struct OutputHook;
+  /// A forward that runs, or another method in its place.
+  struct Running {
+    const Module* module;
+    std::uint64_t begun;  // nodes of its own have larger numbers
+  };
+  /// A unit with a parameter that modules of this hook use too.
+  struct Borrowed {
+    std::weak_ptr<FullyShardHook> owner;  // has the unit
+    Unit* unit;
+  };
+  /// Its own units and those it borrows, each with the hook that has it.
+  void each_unit(const auto& visit) const;
+  bool borrows(const Unit& unit) const;
+  void note_reshards(bool on);
+  void note_slices();
+  bool uses_none() const { return units.empty() && borrowed_.empty(); }
+  void unshard() const;
+  bool has_values() const;
+  void join_or_make_tree(Module& module);
+  void join_or_tell(Module& module);
+  void join(Module& module, const std::shared_ptr<ShardTree>& tree);
+  void become_root(Module& module);
+  void enter_forward(bool begins);
+  bool is_running(const Module& module) const {
+    return std::ranges::find(running_, &module, &Running::module) != running_.end();
+  }
+  UnitSchedule::Call leave_forward(Module& module);
+  void hook_outputs(UnitSchedule::Call call, std::uint64_t begun,
+                    const std::function<void(const TensorVisitor&)>& visit_outputs);
+  void before_backward(ForwardCall& call);
+  void prefetch(const std::vector<std::weak_ptr<FullyShardHook>>& listed, UnitId expected) const;
+
+  std::string name_, strategy_;
+  std::vector<Module*> modules_;  // their addresses only: they may be gone
+  MixedPrecision policy_;
+  DataMesh mesh_;
+  std::shared_ptr<ShardTree> tree_;
+  UnitId id_ = kNoUnit;
+  std::vector<Borrowed> borrowed_;
+  // Replace the recorded order where they are not empty.
+  std::vector<std::weak_ptr<FullyShardHook>> forward_prefetch_, backward_prefetch_;
+  UnitSchedule::Call forward_call_;  // the last that began
+  std::vector<Running> running_;     // the innermost last
+  std::vector<Module*> awaited_;     // of the list: those that have not run since the first did
+  bool is_root_ = false;
+  bool prefetches_ = true;
+  bool is_agreed_ = false;  // before it was in a tree
+};
+
+/// The hook of a wrapped module, or null.
+FullyShardHook* hook_of(const Module& module);
+/// Error unless the module is wrapped.
+FullyShardHook& wrapped(Module& module);
+/// Those of the subtree in module order, each once: several modules may be one unit.
+std::vector<FullyShardHook*> hooks_below(Module& root);
+
+}  // namespace sherd::nn

@@ -1,0 +1,27 @@
+#include "nn/parallel/shard/wrap/pending_gradients.h"
+
+#include "nn/parallel/shard/wrap/fully_shard_hook.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/op/rows/ops.h"
+
+namespace sherd::nn {
+
+std::vector<PendingGradient> pending_gradients(Module& module) {
+  check(!in_backward(), "pending_gradients: a backward pass is running; look between passes");
+  std::vector<PendingGradient> pending;
+  for (const FullyShardHook* hook : hooks_below(module))
+    for (const auto& unit : hook->units)
+      for (std::size_t i = 0; i < unit->buffers.size(); ++i) {
+        const HeldGradients* const held = unit->inbox.held();
+        PendingGradient gradient{.parameter = unit->buffers.parameter(i), .shard = unit->inbox.unsummed(i)};
+        if (!gradient.parameter) continue;  // it was destroyed, and what the unit holds for it is nobody's
+        if (held && held->has(i)) {
+          gradient.kind = held->kind(i).value_or(ReduceKind::avg);
+          gradient.full = unit->buffers.as_gathered(i, unit->buffers.as_used(i, held->gradient(i)));
+        }
+        if (gradient.full.defined() || gradient.shard.defined()) pending.push_back(std::move(gradient));
+      }
+  return pending;
+}
+
+}  // namespace sherd::nn

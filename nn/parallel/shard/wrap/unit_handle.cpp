@@ -1,0 +1,163 @@
+#include <algorithm>
+#include <cmath>
+
+#include "nn/parallel/shard/gather/gather_transform.h"
+#include "nn/parallel/shard/wrap/fully_shard_hook.h"
+
+namespace sherd::nn {
+
+UnitHandle::UnitHandle(const std::shared_ptr<FullyShardHook>& hook) : hook_(hook), name_(hook->name()) {}
+
+FullyShardHook& UnitHandle::hook() const {
+  const auto hook = hook_.lock();
+  check(hook != nullptr,
+        "the modules of the fully_shard unit \"{}\" were destroyed; use a handle of modules that are there, as of "
+        "unit_of()",
+        name_);
+  return *hook;  // kept by its modules, which nobody destroys within a call
+}
+
+const std::string& UnitHandle::name() const { return hook().name(); }
+bool UnitHandle::has_parameters() const { return !hook().units.empty(); }
+
+std::vector<UnitHandle::Part> UnitHandle::parts() const {
+  std::vector<Part> all;
+  for (const auto& unit : hook().own_units()) {
+    const UnitBuffers& buffers = unit->buffers;
+    const bool reshards = hook().reshards() && !buffers.keeps_gathered();
+    all.push_back({buffers.layout().shared(), buffers.parameters(), reshards ? buffers.slices() : 0, reshards});
+  }
+  return all;
+}
+
+std::vector<Parameter*> UnitHandle::parameters() const {
+  std::vector<Parameter*> all;
+  for (const Part& part : parts()) all.insert(all.end(), part.parameters.begin(), part.parameters.end());
+  return all;
+}
+
+const UnitLayout& UnitHandle::layout() const { return hook().own_units().front()->buffers.layout(); }
+
+std::int64_t UnitHandle::gathered_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Part& part : parts()) bytes += part.layout->full_bytes;
+  return bytes;
+}
+
+bool UnitHandle::is_unsharded() const { return hook().own_units().front()->buffers.is_unsharded(); }
+bool UnitHandle::is_gathered() const { return hook().own_units().front()->buffers.is_gathered(); }
+bool UnitHandle::reshards_after_forward() const { return parts().front().reshards; }
+std::vector<int> UnitHandle::order_in_forward() const { return hook().order_in_forward(); }
+
+int UnitHandle::late_gathers() const {
+  int count = 0;
+  for (const auto& unit : hook().own_units()) count += unit->buffers.late_gathers();
+  return count;
+}
+
+void UnitHandle::unshard() const {
+  hook().agree();
+  for (const auto& unit : hook().units) unit->buffers.unshard();
+}
+
+UnshardHandle UnitHandle::unshard_async() const {
+  unshard();
+  return UnshardHandle(hook().shared_from_this());
+}
+
+void UnshardHandle::wait() const {
+  if (const auto hook = hook_.lock())
+    for (const auto& unit : hook->units) unit->buffers.wait();
+}
+
+void UnitHandle::reshard() const {
+  for (const auto& unit : hook().units) unit->buffers.reshard();
+}
+
+void UnitHandle::set_gradient_divide_factor(double factor) const {
+  check(factor > 0 && std::isfinite(factor), "the gradient divide factor must be a number above 0, got {}", factor);
+  check(std::isnormal(static_cast<float>(factor)) && std::isnormal(static_cast<float>(1 / factor)),
+        "the gradient divide factor is {}, and f32 sums are multiplied by its reciprocal: give one from 1e-37 to 1e37",
+        factor);
+  for (const auto& unit : hook().units) unit->inbox.set_divide_factor(factor);
+}
+
+void UnitHandle::set_requires_all_reduce(bool on) const {
+  for (const auto& unit : hook().units) unit->inbox.set_all_reduces(on);
+}
+
+void UnitHandle::set_reduce_unused(bool on) const {
+  for (const auto& unit : hook().units) unit->inbox.set_reduces_unused(on);
+}
+
+void UnitHandle::set_requires_gradient_sync(bool on) const {
+  for (const auto& unit : hook().units) unit->inbox.set_syncs(on);
+}
+
+void UnitHandle::set_reshard_after_forward(ReshardAfterForward reshard) const {
+  hook().set_reshard_after_forward(reshard);
+}
+
+void UnitHandle::set_reshard_after_backward(bool reshard) const {
+  for (const auto& unit : hook().units) unit->inbox.set_reshards(reshard);
+}
+
+void UnitHandle::set_keep_unsharded_storage(bool keep) const {
+  for (const auto& unit : hook().units) unit->buffers.set_keeps_memory(keep);
+}
+
+void UnitHandle::set_max_reductions(int count) const {
+  check(count >= 1, "at least one gradient buffer must be allowed to be in reduction, got {}", count);
+  for (const auto& unit : hook().units)
+    if (!unit->is_replicated) unit->inbox.set_max_reductions(count);
+}
+
+std::vector<std::weak_ptr<FullyShardHook>> UnitHandle::hooks_of(const std::vector<UnitHandle>& units) {
+  std::vector<std::weak_ptr<FullyShardHook>> hooks;
+  for (const UnitHandle& unit : units) hooks.push_back(unit.hook_);
+  return hooks;
+}
+
+void UnitHandle::set_forward_prefetch(const std::vector<UnitHandle>& units) const {
+  hook().set_forward_prefetch(hooks_of(units));
+}
+
+void UnitHandle::set_backward_prefetch(const std::vector<UnitHandle>& units) const {
+  hook().set_backward_prefetch(hooks_of(units));
+}
+
+namespace {
+
+// The unit that communications of the user's own are for; null if there is none.
+Unit* sharded_unit(const FullyShardHook& hook, std::string_view call) {
+  const auto is_sharded = [](const auto& unit) { return !unit->is_replicated; };
+  check(std::ranges::count_if(hook.units, is_sharded) <= 1,
+        "{}: the parameters of unit \"{}\" lie on several meshes, and one communication cannot serve them; call "
+        "fully_shard on the modules of each mesh apart",
+        call, hook.name());
+  const auto found = std::ranges::find_if(hook.units, is_sharded);
+  return found == hook.units.end() ? nullptr : found->get();
+}
+
+}  // namespace
+
+void UnitHandle::set_custom_gather(std::shared_ptr<UnitGather> gather) const {
+  if (Unit* unit = sharded_unit(hook(), "set_custom_gather")) unit->buffers.set_gather(std::move(gather));
+}
+
+void UnitHandle::set_gather_transform(GatherTransform transform) const {
+  Unit* const unit = sharded_unit(hook(), "set_gather_transform");
+  if (!unit) return;
+  unit->buffers.set_gather(std::make_shared<TransformedGather>(std::move(transform), unit->buffers.layout()));
+}
+
+void UnitHandle::set_custom_reduce(UnitReduce reduce) const {
+  if (Unit* unit = sharded_unit(hook(), "set_custom_reduce")) unit->inbox.set_reduce(std::move(reduce));
+}
+
+void UnitHandle::set_all_reduce_hook(AllReduceHook all_reduce_hook) const {
+  sharded_unit(hook(), "set_all_reduce_hook");
+  for (const auto& unit : hook().units) unit->inbox.set_all_reduce_hook(all_reduce_hook);
+}
+
+}  // namespace sherd::nn
