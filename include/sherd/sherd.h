@@ -72,10 +72,10 @@
 #include "nn/recompute.h"
 
 // Checkpoints, full state dicts, Hugging Face directories.
-#include "nn/checkpoint/async_saver.h"
-#include "nn/checkpoint/checkpoint_reader.h"
-#include "nn/checkpoint/full_state.h"
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/saves.h"
+#include "nn/checkpoint/full/full_state.h"
+#include "nn/checkpoint/load/checkpoint_reader.h"
+#include "nn/checkpoint/save/async_saver.h"
 #include "nn/checkpoint/training_state.h"
 #include "nn/interop/huggingface.h"
 

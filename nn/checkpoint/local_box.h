@@ -2,7 +2,7 @@
 // The box of a global tensor that a rank holds, and which rank saves it.
 #include <vector>
 
-#include "nn/checkpoint/box.h"
+#include "nn/checkpoint/format/box.h"
 #include "runtime/op/core/tensor.h"
 
 namespace sherd::nn {

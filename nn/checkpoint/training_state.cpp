@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "nn/checkpoint/manifest_json.h"
-#include "nn/checkpoint/save_parts.h"
+#include "nn/checkpoint/format/manifest_json.h"
+#include "nn/checkpoint/save/save_parts.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/purpose.h"

@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
-#include "nn/checkpoint/checkpoint_reader.h"
-#include "nn/checkpoint/newest_good.h"
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/saves.h"
+#include "nn/checkpoint/load/checkpoint_reader.h"
+#include "nn/checkpoint/load/newest_good.h"
 #include "nn/module.h"
 #include "nn/optim/loss_scaler.h"
 #include "nn/optim/optimizer.h"

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "nn/checkpoint/checksum.h"
+#include "nn/checkpoint/format/checksum.h"
 #include "runtime/os/descriptor.h"
 #include "runtime/tensor/error.h"
 

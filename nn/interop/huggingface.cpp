@@ -7,9 +7,9 @@
 #include <filesystem>
 #include <set>
 
-#include "nn/checkpoint/bounded_json.h"
-#include "nn/checkpoint/folders.h"
-#include "nn/checkpoint/input_file.h"
+#include "nn/checkpoint/format/bounded_json.h"
+#include "nn/checkpoint/format/folders.h"
+#include "nn/checkpoint/format/input_file.h"
 #include "nn/checkpoint/local_box.h"
 #include "nn/interop/huggingface_config.h"
 #include "nn/interop/huggingface_names.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/checkpoint/safetensors.h"
+#include "nn/checkpoint/format/safetensors.h"
 #include "nn/models/model_config.h"
 #include "runtime/comm/group/process_group.h"
 

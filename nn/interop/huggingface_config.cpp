@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "nn/checkpoint/bounded_json.h"
+#include "nn/checkpoint/format/bounded_json.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd::nn {

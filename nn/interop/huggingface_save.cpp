@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "dtensor/api.h"
-#include "nn/checkpoint/atomic_file.h"
-#include "nn/checkpoint/folders.h"
+#include "nn/checkpoint/format/atomic_file.h"
+#include "nn/checkpoint/format/folders.h"
 #include "nn/checkpoint/training_state.h"
 #include "nn/interop/huggingface.h"
 #include "nn/interop/huggingface_config.h"

@@ -1,6 +1,6 @@
 // Saves beside training: the bits are those of a save that training waits for, whatever the steps meanwhile change, and
 // a save that fails fails on all ranks at once and costs no other. The disk is held back by promises, never by time.
-#include "nn/checkpoint/async_saver.h"
+#include "nn/checkpoint/save/async_saver.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <map>
 #include <thread>
 
-#include "nn/checkpoint/checkpoint_reader.h"
+#include "nn/checkpoint/load/checkpoint_reader.h"
 #include "nn/optim/adamw.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"

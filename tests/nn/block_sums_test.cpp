@@ -1,5 +1,5 @@
 // Sums of a save's blocks: a reader checks what it reads and reads nothing else, and no flipped bit goes unnoticed.
-#include "nn/checkpoint/block_sums.h"
+#include "nn/checkpoint/format/block_sums.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,9 +8,9 @@
 
 #include <gtest/gtest.h>
 
-#include "nn/checkpoint/checkpoint_reader.h"
-#include "nn/checkpoint/newest_good.h"
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/saves.h"
+#include "nn/checkpoint/load/checkpoint_reader.h"
+#include "nn/checkpoint/load/newest_good.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temp_dir.h"

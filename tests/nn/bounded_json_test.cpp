@@ -1,11 +1,11 @@
 // JSON that comes from anywhere. Oracle: what RFC 8259 calls JSON, and nlohmann's own values.
-#include "nn/checkpoint/bounded_json.h"
+#include "nn/checkpoint/format/bounded_json.h"
 
 #include <map>
 
 #include <gtest/gtest.h>
 
-#include "nn/checkpoint/input_file.h"
+#include "nn/checkpoint/format/input_file.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
 

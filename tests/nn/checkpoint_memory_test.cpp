@@ -5,9 +5,9 @@
 
 #include <gtest/gtest.h>
 
-#include "nn/checkpoint/checkpoint_reader.h"
-#include "nn/checkpoint/manifest.h"
-#include "nn/checkpoint/manifest_json.h"
+#include "nn/checkpoint/format/manifest.h"
+#include "nn/checkpoint/format/manifest_json.h"
+#include "nn/checkpoint/load/checkpoint_reader.h"
 #include "tests/support/counting_new.h"
 #include "tests/support/temp_dir.h"
 

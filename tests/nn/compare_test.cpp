@@ -1,5 +1,5 @@
 // Differences between saves that were written by hand, in other pieces.
-#include "nn/checkpoint/compare.h"
+#include "nn/checkpoint/full/compare.h"
 
 #include <limits>
 #include <map>

@@ -1,5 +1,5 @@
 // Oracle: a count per element, on grids small enough to count.
-#include "nn/checkpoint/cover.h"
+#include "nn/checkpoint/format/cover.h"
 
 #include <limits>
 #include <random>

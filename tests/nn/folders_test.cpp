@@ -1,6 +1,6 @@
 // Folders of saves: their names are durable when they are made, and places that the system cannot look at are named.
 // The test program has an fsync of its own, which notes what is synced and goes on to the system's.
-#include "nn/checkpoint/folders.h"
+#include "nn/checkpoint/format/folders.h"
 
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "nn/checkpoint/folder_lock.h"
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/folder_lock.h"
+#include "nn/checkpoint/format/saves.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
 

@@ -6,9 +6,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "nn/checkpoint/checksum.h"
-#include "nn/checkpoint/manifest_json.h"
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/checksum.h"
+#include "nn/checkpoint/format/manifest_json.h"
+#include "nn/checkpoint/format/saves.h"
 #include "tests/support/temp_dir.h"
 
 namespace sherd {

@@ -1,5 +1,5 @@
 // Checkpoints as files: what is saved comes back, what is damaged is refused, and a save that fails costs nothing.
-#include "nn/checkpoint/manifest.h"
+#include "nn/checkpoint/format/manifest.h"
 
 #include <cmath>
 #include <filesystem>
@@ -9,10 +9,10 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "nn/checkpoint/checkpoint_reader.h"
-#include "nn/checkpoint/checksum.h"
-#include "nn/checkpoint/manifest_json.h"
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/checksum.h"
+#include "nn/checkpoint/format/manifest_json.h"
+#include "nn/checkpoint/format/saves.h"
+#include "nn/checkpoint/load/checkpoint_reader.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/temp_dir.h"

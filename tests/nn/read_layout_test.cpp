@@ -1,5 +1,5 @@
 // Columns that no piece of a save ends in: ranks read rows of them, each byte once, and exchange them.
-#include "nn/checkpoint/read_layout.h"
+#include "nn/checkpoint/load/read_layout.h"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "nn/checkpoint/load/newest_good.h"
 #include "nn/checkpoint/local_box.h"
-#include "nn/checkpoint/newest_good.h"
 #include "nn/checkpoint/training_state.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/exec/context.h"

@@ -1,5 +1,5 @@
 // A bit that flips on one rank is found, and the rank is named, wherever the bits have copies.
-#include "nn/checkpoint/replicas.h"
+#include "nn/checkpoint/full/replicas.h"
 
 #include <set>
 #include <string>

@@ -1,5 +1,5 @@
 // Oracle: the format's specification, spelled out byte by byte in make_file(); XXH64's published test values.
-#include "nn/checkpoint/safetensors.h"
+#include "nn/checkpoint/format/safetensors.h"
 
 #include <sys/stat.h>
 
@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "nn/checkpoint/checksum.h"
+#include "nn/checkpoint/format/checksum.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/temp_dir.h"

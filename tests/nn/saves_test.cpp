@@ -1,5 +1,5 @@
 // Which saves a folder holds, which are removed, and which processes may save there.
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/saves.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "nn/checkpoint/atomic_file.h"
-#include "nn/checkpoint/folder_lock.h"
+#include "nn/checkpoint/format/atomic_file.h"
+#include "nn/checkpoint/format/folder_lock.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
 

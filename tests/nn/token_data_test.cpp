@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "nn/checkpoint/checksum.h"
+#include "nn/checkpoint/format/checksum.h"
 #include "nn/data/utf8.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"

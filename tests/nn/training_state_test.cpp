@@ -8,7 +8,7 @@
 #include <mutex>
 #include <set>
 
-#include "nn/checkpoint/carried_state.h"
+#include "nn/checkpoint/full/carried_state.h"
 #include "nn/optim/adamw.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"

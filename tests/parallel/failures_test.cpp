@@ -6,7 +6,7 @@
 #include <chrono>
 
 #include "compile/compile.h"
-#include "nn/checkpoint/full_state.h"
+#include "nn/checkpoint/full/full_state.h"
 #include "nn/optim/adamw.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"

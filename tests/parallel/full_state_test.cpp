@@ -1,6 +1,6 @@
 // full_state_dict: everything on rank 0, from any mesh and into any mesh. Oracle: full_tensor() of each slot, which
 // goes another way (collectives of the mesh), and tensors that rank 0 alone has drawn.
-#include "nn/checkpoint/full_state.h"
+#include "nn/checkpoint/full/full_state.h"
 
 #include <gtest/gtest.h>
 

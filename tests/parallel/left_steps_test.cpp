@@ -3,7 +3,7 @@
 // injected.
 #include <gtest/gtest.h>
 
-#include "nn/checkpoint/full_state.h"
+#include "nn/checkpoint/full/full_state.h"
 #include "nn/layers/dropout.h"
 #include "nn/models/gpt_plan.h"
 #include "nn/optim/adamw.h"

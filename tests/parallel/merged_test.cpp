@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "nn/checkpoint/full_state.h"
+#include "nn/checkpoint/full/full_state.h"
 #include "nn/checkpoint/local_box.h"
 #include "nn/checkpoint/training_state.h"
 #include "nn/parallel/shard/wrap/summon.h"

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "nn/checkpoint/full_state.h"
+#include "nn/checkpoint/full/full_state.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard/wrap/summon.h"

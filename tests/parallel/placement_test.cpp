@@ -8,7 +8,7 @@
 #include <memory>
 #include <mutex>
 
-#include "nn/checkpoint/full_state.h"
+#include "nn/checkpoint/full/full_state.h"
 #include "nn/checkpoint/training_state.h"
 #include "nn/optim/adamw.h"
 #include "nn/parallel/shard/wrap/summon.h"

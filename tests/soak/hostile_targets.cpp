@@ -11,11 +11,11 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "nn/checkpoint/checkpoint_reader.h"
-#include "nn/checkpoint/checksum.h"
-#include "nn/checkpoint/manifest_json.h"
-#include "nn/checkpoint/rank_file.h"
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/checksum.h"
+#include "nn/checkpoint/format/manifest_json.h"
+#include "nn/checkpoint/format/rank_file.h"
+#include "nn/checkpoint/format/saves.h"
+#include "nn/checkpoint/load/checkpoint_reader.h"
 #include "nn/data/token_data.h"
 #include "nn/interop/huggingface.h"
 #include "nn/interop/huggingface_config.h"

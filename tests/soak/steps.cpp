@@ -15,7 +15,7 @@
 #include <limits>
 
 #include "compile/compile.h"
-#include "nn/checkpoint/full_state.h"
+#include "nn/checkpoint/full/full_state.h"
 #include "nn/layers/dropout.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"

@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "nn/checkpoint/box.h"
+#include "nn/checkpoint/format/box.h"
 #include "runtime/op/core/tensor.h"
 
 namespace sherd::testing {

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <utility>
 
-#include "nn/checkpoint/manifest.h"
+#include "nn/checkpoint/format/manifest.h"
 #include "runtime/comm/group/host_group.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/program_test.h"

@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "nn/checkpoint/manifest.h"
+#include "nn/checkpoint/format/manifest.h"
 #include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/tiny_run.h"

@@ -2,7 +2,7 @@
 // run under a clock that goes as it should.
 #include <nlohmann/json.hpp>
 
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/saves.h"
 #include "tests/tools/program_test.h"
 
 namespace sherd::testing {

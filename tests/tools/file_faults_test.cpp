@@ -6,8 +6,8 @@
 #include <set>
 #include <sstream>
 
-#include "nn/checkpoint/checkpoint_reader.h"
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/saves.h"
+#include "nn/checkpoint/load/checkpoint_reader.h"
 #include "tests/tools/program_test.h"
 
 namespace sherd::testing {

@@ -9,9 +9,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "nn/checkpoint/manifest.h"
-#include "nn/checkpoint/rank_file.h"
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/manifest.h"
+#include "nn/checkpoint/format/rank_file.h"
+#include "nn/checkpoint/format/saves.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
 #include "tests/tools/program_test.h"

@@ -11,8 +11,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "nn/checkpoint/checkpoint_reader.h"
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/saves.h"
+#include "nn/checkpoint/load/checkpoint_reader.h"
 #include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/program_test.h"

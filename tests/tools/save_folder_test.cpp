@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "nn/checkpoint/checkpoint_reader.h"
-#include "nn/checkpoint/folder_lock.h"
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/folder_lock.h"
+#include "nn/checkpoint/format/saves.h"
+#include "nn/checkpoint/load/checkpoint_reader.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/program_test.h"
 #include "tools/train/weights.h"

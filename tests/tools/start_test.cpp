@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "nn/checkpoint/manifest.h"
+#include "nn/checkpoint/format/manifest.h"
 #include "tests/tools/program_test.h"
 
 namespace sherd::testing {

@@ -1,7 +1,7 @@
 // How `sherd train` and `sherd run` end by a signal or by divergence, as scripts see it: exit status, files, messages.
 #include <filesystem>
 
-#include "nn/checkpoint/checkpoint_reader.h"
+#include "nn/checkpoint/load/checkpoint_reader.h"
 #include "tests/tools/program_test.h"
 #include "tools/train/exit_status.h"
 

@@ -8,7 +8,7 @@
 #include <map>
 #include <utility>
 
-#include "nn/checkpoint/manifest.h"
+#include "nn/checkpoint/format/manifest.h"
 #include "runtime/op/rows/ops.h"
 #include "tests/tools/tiny_run.h"
 #include "tools/train/exit_status.h"

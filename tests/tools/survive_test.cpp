@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/saves.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/one_rank_run.h"
 #include "tests/tools/program_test.h"

@@ -12,7 +12,7 @@
 
 #include <gtest/gtest.h>
 
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/saves.h"
 #include "runtime/comm/board/thread_group.h"
 #include "tests/support/op_trap.h"
 #include "tests/tools/one_rank_run.h"

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "nn/checkpoint/safetensors.h"
+#include "nn/checkpoint/format/safetensors.h"
 #include "tests/support/source_path.h"
 #include "tests/tools/program_here.h"
 #include "tests/tools/tiny_run.h"

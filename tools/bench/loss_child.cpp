@@ -7,7 +7,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "nn/checkpoint/safetensors.h"
+#include "nn/checkpoint/format/safetensors.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/core/host_reads.h"

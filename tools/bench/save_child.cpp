@@ -16,8 +16,8 @@
 
 #include <unistd.h>
 
-#include "nn/checkpoint/async_saver.h"
-#include "nn/checkpoint/atomic_file.h"
+#include "nn/checkpoint/format/atomic_file.h"
+#include "nn/checkpoint/save/async_saver.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"

@@ -7,8 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "nn/checkpoint/compare.h"
-#include "nn/checkpoint/folder_lock.h"
+#include "nn/checkpoint/format/folder_lock.h"
+#include "nn/checkpoint/full/compare.h"
 #include "nn/checkpoint/training_state.h"
 #include "nn/interop/huggingface_config.h"
 #include "runtime/comm/group/process_group.h"

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "nn/checkpoint/checkpoint_reader.h"
+#include "nn/checkpoint/load/checkpoint_reader.h"
 
 namespace sherd {
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "nn/checkpoint/safetensors.h"
+#include "nn/checkpoint/format/safetensors.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/tensor/error.h"
 #include "tools/train/run_text.h"

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "nn/checkpoint/folders.h"
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/folders.h"
+#include "nn/checkpoint/format/saves.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/os/allowed_cpus.h"
 #include "runtime/tensor/error.h"

@@ -9,8 +9,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "nn/checkpoint/folders.h"
-#include "nn/checkpoint/input_file.h"
+#include "nn/checkpoint/format/folders.h"
+#include "nn/checkpoint/format/input_file.h"
 #include "runtime/tensor/error.h"
 #include "tools/train/version.h"
 

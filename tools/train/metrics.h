@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/checkpoint/snapshot.h"
+#include "nn/checkpoint/save/snapshot.h"
 #include "runtime/memory/accounting.h"
 #include "tools/train/config.h"
 #include "tools/train/output_file.h"

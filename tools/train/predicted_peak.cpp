@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "nn/checkpoint/async_saver.h"
+#include "nn/checkpoint/save/async_saver.h"
 #include "nn/memory_names.h"
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/job/world.h"

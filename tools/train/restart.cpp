@@ -8,8 +8,8 @@
 #include <tuple>
 #include <vector>
 
-#include "nn/checkpoint/manifest.h"
-#include "nn/checkpoint/saves.h"
+#include "nn/checkpoint/format/manifest.h"
+#include "nn/checkpoint/format/saves.h"
 #include "tools/train/job_mesh.h"
 
 namespace sherd {

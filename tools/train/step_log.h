@@ -6,7 +6,7 @@
 #include <optional>
 #include <span>
 
-#include "nn/checkpoint/async_saver.h"
+#include "nn/checkpoint/save/async_saver.h"
 #include "runtime/comm/board/exposed.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/memory_log.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/checkpoint/carried_state.h"
+#include "nn/checkpoint/full/carried_state.h"
 #include "nn/data/token_data.h"
 #include "tools/train/metrics.h"
 #include "tools/train/run_record.h"

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <fstream>
 
-#include "nn/checkpoint/replicas.h"
+#include "nn/checkpoint/full/replicas.h"
 #include "nn/memory_names.h"
 #include "nn/non_finite.h"
 #include "runtime/autograd/autograd.h"

@@ -14,8 +14,8 @@
 #include <string>
 #include <utility>
 
-#include "nn/checkpoint/async_saver.h"
-#include "nn/checkpoint/folder_lock.h"
+#include "nn/checkpoint/format/folder_lock.h"
+#include "nn/checkpoint/save/async_saver.h"
 #include "nn/checkpoint/training_state.h"
 #include "nn/data/token_data.h"
 #include "runtime/comm/group/process_group.h"

@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "nn/checkpoint/safetensors.h"
+#include "nn/checkpoint/format/safetensors.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/tools/program_test.h"
 
