@@ -40,7 +40,13 @@ MAY_SEE = {
 ORDER = {
     "runtime": ["os", "tensor", "memory", "exec", "comm", "op", "autograd", "cpu cuda"],
     "runtime/comm": ["group", "store", "board", "job"],
+    "runtime/cpu": ["gemm", "rows", "attention"],
+    "dtensor": ["transition", "rules"],
     "compile": ["ir", "passes", "capture", "run"],
+    "compile/ir": ["text", "analysis"],
+    "nn": ["layers", "optim", "parallel checkpoint", "models data", "interop"],
+    "nn/checkpoint": ["format", "save load", "full"],
+    "nn/parallel/shard": ["gather", "unit", "reduce", "wrap"],
     "tools": ["train", "launch", "cli", "bench", "walk"],
 }
 MAX_LINES = 600
