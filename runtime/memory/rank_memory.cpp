@@ -13,9 +13,12 @@ Allocator* make_allocator(RankOptions options) {
 }
 }  // namespace
 
-std::uint64_t RankMemory::first_id() {
-  static std::atomic<std::uint64_t> ranks{0};
-  return ranks++ << kIdBits;
+void RankMemory::take_block() {
+  static std::atomic<std::uint64_t> taken{0};
+  const std::uint64_t block = taken++;
+  check(block <= kLastOfBlock, "this process has made 2^32 ranks: make a RankScope once per thread, not per step");
+  last_id_ = block * (kLastOfBlock + 1) + 1;
+  blocks_.push_back(last_id_ & ~kLastOfBlock);
 }
 
 RankMemory::RankMemory(RankOptions options) : is_ghost_(options.ghost), allocator_(make_allocator(options)) {}

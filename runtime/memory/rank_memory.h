@@ -1,6 +1,7 @@
 #pragma once
 // The memory side of one rank's thread: where its storages come from, their numbers, and who watches accesses to them.
 // All that a rank carries is RankContext (exec/context.h), which is one of these.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -61,9 +62,13 @@ class RankMemory {
   }
   bool is_ghost() const { return is_ghost_; }
   /// Grows on this rank, and no other rank of the process has it: tensors, and the tape, may come from another thread.
-  std::uint64_t next_id() { return ++last_id_; }
+  std::uint64_t next_id() {
+    if ((++last_id_ & kLastOfBlock) == 0) [[unlikely]]
+      take_block();
+    return last_id_;
+  }
   /// Whether next_id() of this rank gave the id.
-  bool is_own(std::uint64_t id) const { return id >> kIdBits == last_id_ >> kIdBits; }
+  bool is_own(std::uint64_t id) const { return std::ranges::binary_search(blocks_, id & ~kLastOfBlock); }
 
   /// Storages made or lent from now on report to it; null: to nobody.
   AccessWatcher* watcher = nullptr;
@@ -81,13 +86,14 @@ class RankMemory {
   static RankMemory& adopt();  // exec/context.cpp
   Allocator& ghost_allocator(Device device);
 
-  static constexpr int kIdBits = 44;  // for ids of one rank: ten million a second for twenty days
-  static std::uint64_t first_id();
+  static constexpr std::uint64_t kLastOfBlock = 0xffffffff;  // ids are taken from the process by blocks
+  void take_block();
 
   const bool is_ghost_;
   Allocator* const allocator_;  // a CachingAllocator, unless this is a ghost
   std::vector<std::pair<Device, Allocator*>> ghost_devices_;
-  std::uint64_t last_id_ = first_id();
+  std::uint64_t last_id_ = kLastOfBlock;  // the first that is asked for takes a block
+  std::vector<std::uint64_t> blocks_;     // their first ids, in order
 };
 
 }  // namespace sherd
