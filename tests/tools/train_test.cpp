@@ -157,8 +157,9 @@ TEST_F(TrainProgram, AResumeTakesItsConfigFromTheSave) {
   EXPECT_EQ(end.err.find("differ"), std::string::npos) << end.err;
   // A new plan, other ranks: said.
   end = sherd({"train", "--resume", checkpoint + "/step-000003", "--steps", "8", "--optimizer.decay-steps", "8",
-               "--save", dir_ / "other"});
+               "--save", dir_ / "other", "--metrics", dir_ / "other.jsonl"});
   EXPECT_EQ(end.status, 0) << end.err;
+  EXPECT_EQ(losses_of(read_metrics()), whole) << "those of the first run stay";
   expect_within(end.err, {"saved by 2 ranks, and gone on with by 1", "optimizer.decay_steps was 4 and is 8 now",
                           "learning rates differ from step 4 on"});
   // What contradicts the save is refused.

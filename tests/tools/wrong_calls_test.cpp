@@ -94,10 +94,10 @@ const std::vector<WrongCall> kWrongCalls = {
     {"train --data {dir}/nothing.txt", kFailed, {"nothing.txt", "No such file"}},
     {"train --data {dir}/empty.txt", kFailed, {"empty.txt", "a folder of texts"}},
     {"train --data {dir}/ids.safetensors",
-     kFailed,
+     kUsage,
      {"ids.safetensors\" is safetensors", "sherd eval --tokens", "--vocabulary bytes"}},
-    {"train --data {dir}/text.gz", kFailed, {"text.gz\" is gzip", "gunzip", "--vocabulary bytes"}},
-    {"train --data {dir}/ids.bin", kFailed, {"ids.bin\" is binary by its name", "--vocabulary bytes"}},
+    {"train --data {dir}/text.gz", kUsage, {"text.gz\" is gzip", "gunzip", "--vocabulary bytes"}},
+    {"train --data {dir}/ids.bin", kUsage, {"ids.bin\" is binary by its name", "--vocabulary bytes"}},
     {"train --data {text} --init-from {hf}", kUsage, {"init_from = {hf}", "67 tokens", "256 bytes", "--vocabulary"}},
     {"train --data {dir}/hash.txt --init-from {save}", kUsage, {"hash.txt", "'#'", "not among the 29 characters"}},
     {"train --init-from {save}", kUsage, {"--init-from {save}", "--data PATH"}},
@@ -114,6 +114,14 @@ const std::vector<WrongCall> kWrongCalls = {
     {"train --resume {save} --data {dir}/other.txt", kUsage, {"other.txt", "--data PATH", "--init-from {save}"}},
     {"train --resume {save} --steps 1", kUsage, {"2 steps", "1 in all", "--steps"}},
     {"train {config} --save {save}", kUsage, {"\"{save}\"", "--resume", "--overwrite", "another folder"}},
+    {"train --resume {save} --save {dir}/branch --steps 3",
+     kUsage,
+     {"--save {dir}/branch", "metrics.jsonl\" has the lines of the run that saves to {save}", "--metrics FILE"}},
+    {"eval {hf} --tokens {dir}/ids.safetensors --logits {text}", kUsage, {"logits", "which would be lost"}},
+    {"eval {hf} --tokens {dir}/ids.safetensors --logits {dir}/ids.safetensors",
+     kUsage,
+     {"tokens = ", "logits = ", "one file"}},
+    {"walk {config} --svg {text}", kUsage, {"picture", "which would be lost"}},
     {"sample", kUsage, {"one checkpoint folder", "got 0 words"}},
     {"sample {hf}", kFailed, {"{hf}", "Hugging Face", "a save of sherd train"}},
     {"sample {save} --temperature -1", kUsage, {"--temperature", "-1"}},
@@ -145,7 +153,9 @@ class WrongCalls : public ::testing::Test {
     dir_.write("tiny.toml", to_toml(config));
     config.steps = 2;
     config.save = dir_ / "save";
+    config.metrics = dir_ / "metrics.jsonl";
     train_tiny(config, 1);
+    dir_.write("metrics.jsonl", "{\"config\":{}}\n");
     for (const auto& [name, text] : kBadConfigs) dir_.write(fmt::format("files/{}", name), text);
     dir_.write("files/empty.txt", "");
     dir_.write("files/hash.txt", "#" + tiny_text());

@@ -17,6 +17,7 @@
 #include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
+#include "tools/train/output_file.h"
 #include "tools/train/weights.h"
 
 namespace sherd {
@@ -110,6 +111,10 @@ void check_flags(const EvalOptions& options) {
               "--vocabulary {} goes with --data, and not with --tokens", options.vocabulary);
   if (options.vocabulary != "auto") as_usage([&] { return vocabulary_kind_from_name(options.vocabulary); });
   as_usage([&] { return parse_device(options.device); });
+  const FileOfKey read[] = {{"tokens", options.tokens}}, written[] = {{"logits", options.logits}};
+  check_apart(read, written);
+  constexpr std::int64_t kHeader = 8;  // of a safetensors file, behind its length
+  if (!options.logits.empty()) check_replaceable(options.logits, "logits", "{\"logits\"", kHeader);
 }
 
 }  // namespace

@@ -386,6 +386,11 @@ TrainConfig take_saved(TrainConfig& config, ConfigTable& table, const std::strin
   if (const std::string here = folder_of_saves(dir, save->dir());
       !given.is_given("save") && !config.save.empty() && !fs::equivalent(config.save, here, ignored))
     config.save = here;
+  else if (given.is_given("save") && !given.is_given("metrics") && !fs::equivalent(config.save, here, ignored))
+    check_usage(!fs::is_regular_file(config.metrics, ignored),
+                "resume from {0} with --save {1}: \"{2}\" has the lines of the run that saves to {3}, and those after "
+                "the save would be lost; pass --metrics FILE, a file of this run's own",
+                dir, config.save, config.metrics, here);
   check(given.is_given("data") || fs::exists(config.data, ignored),
         "resume from {}: the data of the save, \"{}\", is not there; pass --data PATH", dir, config.data);
   return saved;

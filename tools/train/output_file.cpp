@@ -55,17 +55,17 @@ bool is_same_file(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-void check_replaceable(const std::string& path, std::string_view what, std::string_view beginning) {
+void check_replaceable(const std::string& path, std::string_view what, std::string_view beginning, std::int64_t at) {
   const std::optional<struct stat> state = look_at(path);
   if (!state || !S_ISREG(state->st_mode) || state->st_size == 0) return;
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   check(file.is_open(), "cannot open the {} file \"{}\" to see what is in it: {}", what, path, std::strerror(errno));
-  std::string text(std::min(beginning.size(), static_cast<std::size_t>(state->st_size)), '\0');
-  const std::int64_t got = read_at(file.get(), 0, std::as_writable_bytes(std::span(text)));
+  std::string text(beginning.size(), '\0');
+  const std::int64_t got = read_at(file.get(), at, std::as_writable_bytes(std::span(text)));
   check(got >= 0, "cannot read the {} file \"{}\": {}", what, path, std::strerror(errno));
   text.resize(static_cast<std::size_t>(got));
   check_usage(
-      beginning.starts_with(text),
+      got > 0 && beginning.starts_with(text),
       "the {0} file \"{1}\" is there and holds something else, which would be lost: it does not begin with {2}, "
       "as {0} do; name another file, or remove that one",
       what, path, beginning);

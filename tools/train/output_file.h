@@ -32,9 +32,9 @@ enum class OutputMode {
 OutputFile open_output(const std::string& path, std::string_view what, OutputMode mode = OutputMode::replace);
 
 /// What is at `path` is lost when the `what` file is written there. Throws ExitError of kUsage if that is no earlier
-/// one: a regular file with a text in it that does not begin with `beginning`, or is a part of that, as of a run that
-/// was killed at once. Error naming the file if it cannot be read.
-void check_replaceable(const std::string& path, std::string_view what, std::string_view beginning);
+/// one: a regular file of which the bytes from `at` on do not begin with `beginning`, or are a part of that, as of a
+/// run that was killed at once. Error naming the file if it cannot be read.
+void check_replaceable(const std::string& path, std::string_view what, std::string_view beginning, std::int64_t at = 0);
 
 struct FileOfKey {
   std::string_view key;

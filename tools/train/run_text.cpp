@@ -29,7 +29,7 @@ void check_meaning(const TrainConfig& config, const Weights& initial, const Voca
 
 TextFiles open_text(const std::string& path, std::string_view vocabulary) {
   TextFiles files = TextFiles::open(path);
-  if (vocabulary != "bytes") check_is_text(files);
+  if (vocabulary != "bytes") as_usage([&] { check_is_text(files); });
   return files;
 }
 

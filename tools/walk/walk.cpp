@@ -136,7 +136,10 @@ class Walk {
       plans_ = chosen(plan_rows(config_, ranks_, flags_.all), flags_.only);
       set_link(plans_, config_, ranks_, is_chosen() || link_ == "none" ? "" : link_);
     });
-    if (!flags_.svg.empty()) svg_ = open_output(flags_.svg, "picture");
+    if (!flags_.svg.empty()) {
+      check_replaceable(flags_.svg, "picture", "<svg");
+      svg_ = open_output(flags_.svg, "picture");
+    }
     const std::int64_t vocabulary = vocabulary_size(config_);
     for (RowPlan& plan : plans_) rows_.push_back(predicted(plan, vocabulary));
   }
