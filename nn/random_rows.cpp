@@ -125,19 +125,21 @@ Counters& as_counters(Slot& slot) { return static_cast<Counters&>(slot); }
 }  // namespace
 
 RandomCalls::~RandomCalls() {
-  if (const std::shared_ptr<Slot> counters = counters_.lock()) as_counters(*counters).give_back(place_);
+  for (const Place& place : places_)
+    if (const std::shared_ptr<Slot> counters = place.counters.lock()) as_counters(*counters).give_back(place.number);
 }
 
 Tensor RandomCalls::next(Device device) {
   const std::shared_ptr<Slot>& slot = counters_slot();
   Counters& counters = as_counters(*slot);
   counters.move_to(device);
-  if (counters_.lock() != slot) {
-    counters_ = slot;
-    place_ = counters.take();
+  auto place = std::ranges::find_if(places_, [&](const Place& p) { return p.counters.lock() == slot; });
+  if (place == places_.end()) {
+    std::erase_if(places_, [](const Place& p) { return p.counters.expired(); });
+    place = places_.insert(places_.end(), {slot, counters.take()});
     counters.note_rows();
   }
-  return device.is_meta() ? counters.value() : counters.next(place_);  // shapes draw nothing
+  return device.is_meta() ? counters.value() : counters.next(place->number);  // shapes draw nothing
 }
 
 Slot& random_step() { return *counters_slot(); }

@@ -74,8 +74,12 @@ class RandomCalls {
   Tensor next(Device device);
 
  private:
-  std::weak_ptr<Slot> counters_;  // of the rank it draws on
-  std::int64_t place_ = -1;       // its number there
+  /// Of a rank that it has drawn on: its counts, and which of them is this one's.
+  struct Place {
+    std::weak_ptr<Slot> counters;
+    std::int64_t number;
+  };
+  std::vector<Place> places_;  // one, unless threads take turns
 };
 
 }  // namespace sherd::nn

@@ -86,8 +86,15 @@ std::string torn_anywhere(const std::vector<std::vector<Report>>& by_rank, std::
   return "";
 }
 
-void agree_on(const std::vector<Optimizer*>& optimizers, ProcessGroup& group) {
-  const std::vector<LossScaler*> scalers = LossScaler::living();  // of which models they do not know
+// This rank's, and those of other threads that have made some of the parameters: their optimizers are made there too.
+std::vector<RankRegister*> registers_of(const std::vector<Parameter*>& parameters) {
+  std::vector<RankRegister*> all{RankContext::current().rank_register.get()};
+  for (const Parameter* p : parameters)
+    if (std::ranges::find(all, p->home().get()) == all.end()) all.push_back(p->home().get());
+  return all;
+}
+
+void agree_on(const std::vector<Optimizer*>& optimizers, const std::vector<LossScaler*>& scalers, ProcessGroup& group) {
   std::string own, failure;
   try {
     for (Optimizer* optimizer : optimizers) optimizer->forget_step();
@@ -120,10 +127,14 @@ void agree_on(const std::vector<Optimizer*>& optimizers, ProcessGroup& group) {
 void agree_on_updates(const std::vector<Parameter*>& parameters, ProcessGroup& group) {
   const std::set<Parameter*> known(parameters.begin(), parameters.end());
   std::vector<Optimizer*> optimizers;
-  for (Optimizer* optimizer : Optimizer::living())
-    if (std::ranges::any_of(optimizer->parameters(), [&](Parameter* p) { return known.contains(p); }))
-      optimizers.push_back(optimizer);
-  agree_on(optimizers, group);
+  std::vector<LossScaler*> scalers;  // which do not know their models
+  for (RankRegister* made_by : registers_of(parameters)) {
+    for (Optimizer* optimizer : Optimizer::living(made_by))
+      if (std::ranges::any_of(optimizer->parameters(), [&](Parameter* p) { return known.contains(p); }))
+        optimizers.push_back(optimizer);
+    for (LossScaler* scaler : LossScaler::living(made_by)) scalers.push_back(scaler);
+  }
+  agree_on(optimizers, scalers, group);
   take_back_random_calls(std::ranges::all_of(optimizers, [](const Optimizer* o) { return o->torn().empty(); }));
 }
 

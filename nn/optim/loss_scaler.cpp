@@ -56,7 +56,7 @@ LossScaler::LossScaler(const LossScalerOptions& options)
 
 LossScaler::~LossScaler() = default;
 
-std::vector<LossScaler*> LossScaler::living() { return Registered<LossScaler>::living(); }
+std::vector<LossScaler*> LossScaler::living(RankRegister* of) { return Registered<LossScaler>::living(of); }
 
 void LossScaler::forget_step() { fill_into(finite_.value(), 1); }
 

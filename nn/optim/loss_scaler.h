@@ -72,7 +72,7 @@ class LossScaler {
   /// A step was left: what unscale() has seen in it does not count. Local.
   void forget_step();
   /// Those of this rank that live, in the order in which they were made.
-  static std::vector<LossScaler*> living();
+  static std::vector<LossScaler*> living(RankRegister* of = nullptr);
 
  private:
   void move_to(Device device);

@@ -38,7 +38,7 @@ Optimizer::Optimizer(std::vector<Parameter*> parameters, double lr)
   rows_that_draw();  // which a program of a step names, and a rank that reads one looks for
 }
 
-std::vector<Optimizer*> Optimizer::living() { return Registered<Optimizer>::living(); }
+std::vector<Optimizer*> Optimizer::living(RankRegister* of) { return Registered<Optimizer>::living(of); }
 
 void Optimizer::move_scalars(Device device) {
   if (device.is_meta()) return;

@@ -108,7 +108,7 @@ class Optimizer {
   /// A step was left: its gradient scale does not count, nor does a step_in_backward() that was to follow. Local.
   void forget_step();
   /// Those of this rank that live, in the order in which they were made.
-  static std::vector<Optimizer*> living();
+  static std::vector<Optimizer*> living(RankRegister* of = nullptr);
 
   /// State of all parameters, made now if there was no step yet; part of a checkpoint.
   std::vector<OptimizerState> state();

@@ -22,8 +22,8 @@ std::size_t RegisteredThing::next_kind() {
   return next++;
 }
 
-std::vector<void*> RegisteredThing::living(std::size_t kind) {
-  RankRegister& here = *RankContext::current().rank_register;
+std::vector<void*> RegisteredThing::living(std::size_t kind, RankRegister* of) {
+  RankRegister& here = of ? *of : *RankContext::current().rank_register;
   const std::lock_guard lock(here.mutex_);
   if (here.living_.size() <= kind) return {};
   return {here.living_[kind].begin(), here.living_[kind].end()};

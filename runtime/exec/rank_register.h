@@ -49,7 +49,7 @@ class RegisteredThing {
   RegisteredThing(std::size_t kind, void* thing);
   ~RegisteredThing();
   static std::size_t next_kind();
-  static std::vector<void*> living(std::size_t kind);
+  static std::vector<void*> living(std::size_t kind, RankRegister* of);
 
  private:
   const std::shared_ptr<RankRegister> home_;
@@ -62,10 +62,10 @@ template <class T>
 class Registered final : public RegisteredThing {
  public:
   explicit Registered(T* thing) : RegisteredThing(kind(), thing) {}
-  /// Lists what this rank has made and what lives, in the order of making.
-  static std::vector<T*> living() {
+  /// Lists what a rank has made and what lives, in the order of making; null: this rank.
+  static std::vector<T*> living(RankRegister* of = nullptr) {
     std::vector<T*> result;
-    for (void* thing : RegisteredThing::living(kind())) result.push_back(static_cast<T*>(thing));
+    for (void* thing : RegisteredThing::living(kind(), of)) result.push_back(static_cast<T*>(thing));
     return result;
   }
 
