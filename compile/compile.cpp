@@ -11,6 +11,7 @@
 #include "compile/run/replay.h"
 #include "compile/run/same_program.h"
 #include "compile/run/same_recording.h"
+#include "runtime/autograd/slot.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/left_steps.h"
 #include "runtime/os/settings.h"
@@ -42,10 +43,13 @@ void check_scopes() {
 }  // namespace
 
 struct CompiledStep::Entry {
-  explicit Entry(Graph recorded) : graph(std::move(recorded)), guards(graph), interpreter(graph) {}
+  Entry(Graph recorded, std::uint64_t predicted)
+      : graph(std::move(recorded)), guards(graph), predictions(predicted), interpreter(graph) {}
   const Graph graph;
   Guards guards;
   bool is_confirmed = false;  // recorded again, with the same result
+  bool is_second = false;     // in the place of another one, from which it may differ
+  const std::uint64_t predictions;  // num_predictions() when it was recorded
   Interpreter interpreter;
   std::unique_ptr<DeviceReplay> device;
   std::string no_device;  // why a step on a device is not replayed by it
@@ -123,10 +127,19 @@ std::vector<Tensor> CompiledStep::run_eagerly(std::span<const Tensor> arguments)
   return results;
 }
 
-Graph CompiledStep::record_into(std::vector<Tensor>& results, std::span<const Tensor> arguments) {
+std::optional<Graph> CompiledStep::record_into(std::vector<Tensor>& results, std::span<const Tensor> arguments) {
   mode_ = Mode::record;
-  Recorder recorder(arguments);
+  std::erase_if(slots_of_others_, [](const NodeRef& leaf) { return !static_cast<Leaf*>(leaf.get())->slot; });
+  Recorder recorder(arguments, slots_of_others_);
   results = function_(arguments);
+  if (!recorder.met().empty()) {
+    slots_of_others_.insert(slots_of_others_.end(), recorder.met().begin(), recorder.met().end());
+    mode_ = Mode::eager;
+    reason_ = fmt::format("the call has shown that the step uses slot \"{}\", which another thread has made",
+                          static_cast<Leaf*>(recorder.met().front().get())->slot->name());
+    drop_history(results);
+    return std::nullopt;
+  }
   Graph graph = recorder.finish(results);
   if (checks_programs()) check_round_trip(graph.program);
   run_passes(graph.program, options_.passes);
@@ -137,7 +150,10 @@ Graph CompiledStep::record_into(std::vector<Tensor>& results, std::span<const Te
 
 std::vector<Tensor> CompiledStep::record(std::span<const Tensor> arguments) {
   std::vector<Tensor> results;
-  auto entry = std::make_unique<Entry>(record_into(results, arguments));
+  const std::uint64_t predictions = num_predictions();
+  std::optional<Graph> graph = record_into(results, arguments);
+  if (!graph) return results;
+  auto entry = std::make_unique<Entry>(std::move(*graph), predictions);
   entry->is_confirmed = !options_.compare;
   make_room();
   entries_.insert(entries_.begin(), std::move(entry));
@@ -145,23 +161,33 @@ std::vector<Tensor> CompiledStep::record(std::span<const Tensor> arguments) {
 }
 
 // Its call has run as a step should, so results and slots are those of an eager one even where this raises. A tensor
-// that the step holds, and that is also an argument of these calls, shows in the copies.
+// that the step holds, and that is also an argument of these calls, shows in the copies. A recording that was made by
+// another prediction, or while somebody held a gradient, may differ and gives its place to this one.
 std::vector<Tensor> CompiledStep::record_again(Entry& entry, std::span<const Tensor> arguments) {
   reason_ = "the second time, to compare";
   const ArgumentCopies copies(entry.graph.program, arguments);
+  const std::uint64_t predictions = num_predictions();
   std::vector<Tensor> results;
-  const Graph again = record_into(results, copies.arguments());
-  copies.write_back(again.program);
-  const std::string difference = recording_difference(entry.graph, again, copies.arguments());
-  if (!difference.empty()) {
-    std::erase_if(entries_, [&](const auto& own) { return own.get() == &entry; });
+  std::optional<Graph> again = record_into(results, copies.arguments());
+  copies.write_back(again ? again->program : entry.graph.program);
+  const std::string difference =
+      again ? recording_difference(entry.graph, *again, copies.arguments()) : "it uses other slots";
+  if (difference.empty()) {
+    entry.is_confirmed = true;
+    return results;
+  }
+  const bool may_differ =
+      !again || (!entry.is_second && (entry.predictions != predictions || !are_held_alike(entry.graph, *again)));
+  std::erase_if(entries_, [&](const auto& own) { return own.get() == &entry; });
+  if (!may_differ)
     fail(
         "the captured step changes from call to call: {}. A replay would go on with what was recorded: pass what "
         "changes as an argument, keep it in a slot, or leave it out of the step "
         "(CompileOptions{{.compare = false}} records once and does not look)",
         difference);
-  }
-  entry.is_confirmed = true;
+  if (!again) return results;
+  entries_.insert(entries_.begin(), std::make_unique<Entry>(std::move(*again), predictions));
+  entries_.front()->is_second = true;
   return results;
 }
 

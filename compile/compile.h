@@ -81,7 +81,8 @@ class CompiledStep {
   std::vector<Tensor> record(std::span<const Tensor> arguments);
   /// Records `entry` once more and compares.
   std::vector<Tensor> record_again(Entry& entry, std::span<const Tensor> arguments);
-  Graph record_into(std::vector<Tensor>& results, std::span<const Tensor> arguments);
+  /// Null if the step has met slots of other threads, which the next recording is told of.
+  std::optional<Graph> record_into(std::vector<Tensor>& results, std::span<const Tensor> arguments);
   void make_room();
   std::vector<Tensor> replay(Entry& entry, std::span<const Tensor> arguments);
   std::vector<Tensor> run_replay(Entry& entry, std::span<const Tensor> arguments);
@@ -94,6 +95,7 @@ class CompiledStep {
   Function function_;
   CompileOptions options_;
   std::vector<std::unique_ptr<Entry>> entries_;  // the one used last comes first
+  std::vector<NodeRef> slots_of_others_;         // leaves of slots that another thread has made
   Mode mode_ = Mode::none;
   std::string reason_;
   std::int64_t num_calls_ = 0;  // until graphs are compared

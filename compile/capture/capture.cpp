@@ -38,13 +38,15 @@ std::pair<std::int64_t, std::int64_t> storage_extent(const Tensor& local) { retu
 
 }  // namespace
 
-Recorder::Recorder(std::span<const Tensor> arguments)
+Recorder::Recorder(std::span<const Tensor> arguments, std::span<const NodeRef> others)
     : context_(RankContext::current()), start_id_(context_.next_id()) {
   check(context_.capture == nullptr, "a step is being captured on this thread already");
   program_.grad_enabled = context_.grad_enabled;
   for (const Tensor& argument : arguments) add_argument(argument);
   for (const Slot* slot : living_slots()) remember_slot(*slot);
   num_own_before_ = before_.size();
+  for (const NodeRef& leaf : others)
+    if (const Slot* slot = static_cast<Leaf*>(leaf.get())->slot) remember_slot(*slot);
   context_.capture = this;
 }
 
@@ -108,20 +110,15 @@ void Recorder::remember_slot(const Slot& slot) {
   before_.push_back(std::move(before));
 }
 
-// Another thread may own a model. Its slots are state as this rank's own are, but only the step knows which it uses.
+// Another thread may own a model. Its slots are state as this rank's own are, but only the step knows which it uses,
+// and by then what they were at its start is gone.
 void Recorder::meet(const Slot& slot) {
   if (slot.home() == context_.rank_register || before_indices_.contains(slot.leaf())) return;
-  context_.capture = nullptr;  // which would see the slot read here
-  remember_slot(slot);
-  context_.capture = this;
-  const SlotBefore& before = before_.back();
-  check(!by_storage_.contains(before.value.storage) && !by_storage_.contains(before.grad.storage),
-        "slot \"{}\", which another thread has made, has come to the captured step as a tensor that was read from it "
-        "before: read the slot in the step, by value(), so that a replay does so too",
-        slot.name());
+  if (std::ranges::find(met_, static_cast<Node*>(slot.leaf()), &NodeRef::get) == met_.end())
+    met_.emplace_back(slot.leaf());
 }
 
-// What lives of this rank, then of others what the step has met.
+// What lives of this rank, then of others what the recording was told of.
 std::vector<Slot*> Recorder::slots() const {
   std::vector<Slot*> all = living_slots();
   for (std::size_t i = num_own_before_; i < before_.size(); ++i)

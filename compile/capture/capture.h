@@ -19,8 +19,9 @@ namespace sherd {
 /// capturable, or a step on the meta device raise Error from where they happen.
 class Recorder final : public CaptureSink {
  public:
-  /// Arguments must carry no autograd history. Error inside another recording.
-  explicit Recorder(std::span<const Tensor> arguments);
+  /// Arguments must carry no autograd history. `others`: leaves of slots that another thread has made and the step may
+  /// use, as met() of an earlier recording says. Error inside another recording.
+  explicit Recorder(std::span<const Tensor> arguments, std::span<const NodeRef> others = {});
   ~Recorder();
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
@@ -35,6 +36,9 @@ class Recorder final : public CaptureSink {
   void slot_assigned(Slot& slot) override;
   void value_used(const Slot& slot) override { meet(slot); }
   void grad_used(const Slot& slot) override;
+  /// Leaves of slots that the step has used and another thread has made, beside those that it was told of: the
+  /// recording took their tensors for constants, and is void.
+  const std::vector<NodeRef>& met() const { return met_; }
   void setting_read(const std::shared_ptr<const StepSetting>& setting) override;
   void setting_changed(const std::shared_ptr<const StepSetting>& setting) override;
   void refuse_read(const Tensor& tensor, std::string_view what) override;
@@ -101,7 +105,8 @@ class Recorder final : public CaptureSink {
   std::vector<std::uint64_t> argument_storages_;  // by argument
   std::vector<std::int64_t> argument_bases_;      // bytes from the storage's start
   std::vector<SlotBefore> before_;
-  std::size_t num_own_before_ = 0;  // of this rank; slots of others follow as the step meets them
+  std::size_t num_own_before_ = 0;  // of this rank; slots of others follow
+  std::vector<NodeRef> met_;
   std::vector<std::shared_ptr<const StepSetting>> own_settings_;  // that the step changes, in that order
   std::unordered_map<const StepSetting*, int> setting_indices_;   // into live_.settings; -1: an own one
   std::unordered_map<std::uint64_t, std::vector<Place>> slot_storages_;

@@ -69,6 +69,8 @@ std::uint64_t Guards::changes() const {
 }
 
 std::string Guards::mismatch(std::span<const Tensor> arguments) {
+  if (RankContext::current().rank_register != registers_.front())
+    return "it is called on another thread, with a seed and a step of its own, than it was recorded on";
   const std::uint64_t now = changes();
   if (!is_settled_ || now != seen_) {
     std::string found = look_at_all(arguments);

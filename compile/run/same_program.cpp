@@ -6,6 +6,7 @@
 
 #include "compile/ir/text/print.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/exec/purpose.h"
 
 namespace sherd {
 
@@ -46,6 +47,7 @@ std::string rank_list(const Hashes& programs, std::int64_t hash, bool equal) {
 bool check_same_program(const Program* program, ProcessGroup& group) {
   const auto ranks = static_cast<std::size_t>(group.size());
   if (ranks == 1) return program != nullptr;
+  const PurposeScope purpose("compile");
   const std::vector<std::string> text = program ? lines(*program, {.rank_neutral = true}) : std::vector<std::string>{};
   Hashes own;
   std::string all_lines;

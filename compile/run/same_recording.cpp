@@ -171,6 +171,11 @@ class Comparison {
 
 }  // namespace
 
+bool are_held_alike(const Graph& first, const Graph& second) {
+  const std::vector<Binding>&a = first.program.bindings, &b = second.program.bindings;
+  return a.size() != b.size() || std::ranges::equal(a, b, {}, &Binding::held_by_slot_only, &Binding::held_by_slot_only);
+}
+
 std::string recording_difference(const Graph& first, const Graph& second, std::span<const Tensor> arguments) {
   return Comparison(first, second, arguments).run();
 }

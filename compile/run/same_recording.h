@@ -14,4 +14,8 @@ namespace sherd {
 /// nothing. Waits for constants on a device.
 std::string recording_difference(const Graph& first, const Graph& second, std::span<const Tensor> arguments);
 
+/// Whether both began with the same gradients held by their slots alone, which are added to in place, and the same held
+/// by somebody else too.
+bool are_held_alike(const Graph& first, const Graph& second);
+
 }  // namespace sherd

@@ -118,6 +118,7 @@ void Slot::assign(const Tensor& values) {
 
 void Slot::set_requires_grad(bool on) {
   if (requires_grad_ == on) return;
+  if (is_captured()) value_used(*this, value_);
   requires_grad_ = on;
   registered_.note_change();
   if (value_.defined()) value_ = attach(value_);
@@ -163,10 +164,11 @@ void note_hooks_read() {
 }  // namespace
 
 void Slot::on_grad_accumulated(std::function<void(Slot&)> hook, HookOptions options) {
+  HostState<GradHooks>& of_rank = grad_hooks();  // an Error where this thread has no rank
   hooks_.push_back({std::move(hook), options});
   ++num_told_;
   registered_.note_change();
-  grad_hooks().set<&GradHooks::added>(grad_hooks().all().added + 1);
+  of_rank.set<&GradHooks::added>(of_rank.all().added + 1);
 }
 
 bool Slot::has_grad_hooks() const {

@@ -10,4 +10,9 @@ namespace sherd {
 std::uint64_t num_left_steps();
 void count_left_step();
 
+/// How often what this rank predicts of a step, to gather early, has changed. Two recordings of one step may differ by
+/// that and be right both.
+std::uint64_t num_predictions();
+void note_other_prediction();
+
 }  // namespace sherd

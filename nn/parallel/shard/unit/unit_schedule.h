@@ -23,7 +23,11 @@ class UnitSchedule {
  public:
   /// The root's forward begins, or ends, also by an exception. Modules called outside of it are not recorded.
   void begin_forward();
-  void end_forward() { in_forward_ = false; }
+  /// Returns whether the next forward is predicted otherwise than this one was.
+  bool end_forward() {
+    in_forward_ = false;
+    return now_ != last_;
+  }
   /// `unit` is about to run; returns the unit that ran after it last time, or none.
   UnitId enter(UnitId unit);
 

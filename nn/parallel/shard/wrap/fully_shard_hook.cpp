@@ -5,6 +5,7 @@
 #include "nn/parallel/shard/wrap/unit_plan.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/left_steps.h"
 
 namespace sherd::nn {
 
@@ -431,7 +432,7 @@ UnitSchedule::Call FullyShardHook::leave_forward(Module& module) {
   } else {
     close_round();
     if (is_root_ && !in_backward()) {
-      tree_->schedule.end_forward();
+      if (tree_->schedule.end_forward()) note_other_prediction();
       tree_->close_rounds();  // the rest of their lists does not run
       tree_->drop_unused();
     }
