@@ -16,6 +16,9 @@ function(sherd_layer)
   sherd_check_headers(${ARG_TARGET} ${headers})
 endfunction()
 
+# Folders whose rooms are compiled as one folder.
+set(SHERD_COMPILED_WITH_ROOMS runtime/op compile/ir nn/checkpoint nn/parallel/shard)
+
 # sherd_groups(variable size source...): the sources of a folder, `size` at a time: names of groups, each with a variable
 # <variable>_<group> of its sources. Most of the time goes into the headers that they share. Names of anonymous
 # namespaces must differ within a folder.
@@ -25,6 +28,9 @@ function(sherd_groups variable size)
   set(last "")
   foreach(source ${ARGN})
     cmake_path(GET source PARENT_PATH folder)
+    foreach(parent ${SHERD_COMPILED_WITH_ROOMS})
+      string(REGEX REPLACE "^(${CMAKE_SOURCE_DIR}/${parent})/.*" "\\1" folder "${folder}")
+    endforeach()
     if(NOT folder STREQUAL last)
       set(at 0)
       set(last ${folder})
