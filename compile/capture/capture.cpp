@@ -46,7 +46,8 @@ Recorder::Recorder(std::span<const Tensor> arguments, std::span<const NodeRef> o
   for (const Slot* slot : living_slots()) remember_slot(*slot);
   num_own_before_ = before_.size();
   for (const NodeRef& leaf : others)
-    if (const Slot* slot = static_cast<Leaf*>(leaf.get())->slot) remember_slot(*slot);
+    if (const Slot* slot = static_cast<Leaf*>(leaf.get())->slot)
+      if (!before_indices_.contains(slot->leaf())) remember_slot(*slot);  // this rank may be the one that has made it
   context_.capture = this;
 }
 

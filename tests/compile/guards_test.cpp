@@ -219,6 +219,19 @@ TEST(Guards, ASlotOfAnotherThreadIsStateWhateverLeadsToIt) {
   EXPECT_EQ(w.grad().to_vector<float>(), (std::vector<float>{kSettled, kSettled}));
 }
 
+TEST(Guards, OneStepIsCalledByWhoMadeItsSlotsAndByAnother) {
+  Slot w("w", true);
+  w.set(full({2}, 3.0));
+  auto step = compile_once([&](const Tensor& x) { backward(sum(w.value() * x)); });
+  const auto call = [&] {
+    for (int i = 0; i < kSettled; ++i) step(ones({2}));
+    EXPECT_EQ(step.why(), "replayed");
+  };
+  on_another_thread(call);
+  call();
+  EXPECT_EQ(w.grad().to_vector<float>()[0], 2 * kSettled);
+}
+
 TEST(Guards, SeeThatAnotherRankCalls) {
   auto step = compile_once([](const Tensor& x) { return x + 1.0; });
   for (int i = 0; i < kSettled; ++i) step(ones({2}));
