@@ -18,7 +18,7 @@
 namespace sherd {
 
 struct OffloadSavedOptions {
-  /// Of the file, for tensors of the host. Empty for those of a device.
+  /// Folder of the file that tensors of the host go to; empty for tensors of a device.
   std::string folder{};
   /// Saved tensors in memory at a time, at most: one half are those saved last and those that are fetched ahead of
   /// their use, the other half those on their way out. A larger one is alone in its half.
@@ -45,7 +45,7 @@ class OffloadSaved final : public SavedPolicy {
   /// a disk that is full. What fails to be written or read is the error of whoever reads the saved tensor.
   std::unique_ptr<PackedTensor> pack(const Tensor& tensor) override;
 
-  /// Of all homes so far: what the file, or the memory of the host, has taken.
+  /// Bytes that all homes so far have taken of the file, or of the host's memory.
   std::int64_t home_bytes() const;
 
  private:

@@ -20,7 +20,7 @@ namespace sherd {
 
 /// Whether the maker of input i computes it again.
 inline bool is_recomputed(const OpNode& node, std::size_t i) { return i < 32 && (node.recomputed_inputs >> i & 1u); }
-/// Who makes input i of the node, and as which result.
+/// The node that makes input i, as its result output_of().
 inline OpNode& maker_of(const OpNode& node, std::size_t i) { return *static_cast<OpNode*>(node.next[i].node.get()); }
 inline std::size_t output_of(const OpNode& node, std::size_t i) { return static_cast<std::size_t>(node.next[i].index); }
 /// Error if an earlier pass has freed what the tape kept for the node.

@@ -17,7 +17,7 @@ struct Kernels {
   bool multiplies_bf16;
 };
 
-/// Of the level of this process. Throws Error, each time, if it has none.
+/// Kernels of this process's level. Throws Error, each time, if it has none.
 const Kernels& kernels();
 
 void gemm_blocked(const Gemm& g, const void* a, const void* b, void* c);

@@ -1,7 +1,7 @@
 #pragma once
 // Strided tensors seen as runs of plain values. Kernels compute on short contiguous tiles of one of three types:
 // float (for f32, bf16, f16), double (f64) and int64 (integers and bool); reading converts, writing rounds once.
-// That keeps a kernel's instantiations at three, whatever the dtypes and strides of its tensors.
+// A kernel then has three instantiations, whatever the dtypes and strides of its tensors.
 #include <cstdint>
 
 #include "runtime/op/core/tensor.h"

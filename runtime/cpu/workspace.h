@@ -9,7 +9,7 @@
 
 namespace sherd::cpu {
 
-/// Who uses the buffer: uses that can be nested in one chunk have buffers of their own.
+/// Use of a buffer: uses that can be nested in one chunk have buffers of their own.
 enum class WorkspaceUse : std::uint8_t { gemm_library, gemm_shared, gemm_sums, gemm_panels, tiles, row };
 
 /// `bytes` of this thread's memory, aligned to 64, contents undefined; valid until the next call with the same use on

@@ -109,7 +109,8 @@ Event DeviceQueue::record() {
   return add(std::move(place));
 }
 
-// Of a host queue by its progress word, of a device queue by its mark; not again if this stream comes after it anyway.
+// Waits for a host queue by its progress word, for a device queue by its mark; not if this stream comes after it
+// anyway.
 void DeviceQueue::wait(const Event& event) {
   Queue* const other = event.queue();
   if (!other || other == this || !stream_) return;
@@ -156,7 +157,7 @@ void DeviceQueue::set_done(std::uint64_t sequence) const {
   for (std::uint64_t done = done_.load(); done < sequence && !done_.compare_exchange_weak(done, sequence);) {}
 }
 
-// That the device is lost stays for rethrow(): who only has to outlast the work does not ask.
+// Keeps the error of a lost device for rethrow(): a caller that only has to outlast the work does not ask.
 void DeviceQueue::await(std::uint64_t sequence) {
   if (!is_done(sequence)) {
     const TraceSpan waiting(kWaitName, SpanKind::wait);

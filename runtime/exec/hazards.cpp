@@ -179,7 +179,7 @@ std::map<std::uintptr_t, HazardChecker::Tenant>::iterator HazardChecker::first_t
   return before->second.end > first ? before : next;
 }
 
-// Of those who had the memory before, what it has not taken is left.
+// Keeps the address ranges of earlier storages that this one does not cover.
 void HazardChecker::note_tenant(const Storage& storage, const Access& access) {
   const auto [first, end] = memory_of(storage);
   if (first == end) return;

@@ -56,7 +56,7 @@ class WaitClock {
 thread_local constinit std::vector<Skew>* skews_of_item __attribute__((tls_model("initial-exec"))) = nullptr;
 thread_local constinit RunningOp* rank_of_queue __attribute__((tls_model("initial-exec"))) = nullptr;
 
-// Who catches an error adds to it, so everybody is given a copy.
+// Throws a copy, since each handler adds to the error that it catches.
 template <class E>
 [[noreturn]] void throw_copy(const E& error) {
   throw E(error);

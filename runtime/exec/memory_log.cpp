@@ -122,7 +122,7 @@ void MemoryLog::retagged(const void* block, std::int64_t bytes, MemoryCategory f
   push({.block = block, .bytes = bytes, .kind = Kind::retagged, .category = from, .to = to});
 }
 
-// Of storages that come and go the owner has said a name; other names are asked for with a picture.
+// Names a storage with an owner at once, since such storages come and go; other names are asked for with a picture.
 void MemoryLog::is_of(const void* block, const Storage& storage) noexcept {
   if (changes_.empty() || changes_.back().block != block) return;
   changes_.back().storage = storage.id();

@@ -9,7 +9,7 @@
 namespace sherd {
 
 namespace {
-// Of a device that has queues; null on the host, and on a ghost rank, whose queues of devices are the host's.
+// Compute queue of a device that has queues; null on the host, and on a ghost rank, whose device queues are the host's.
 Queue* compute_of(Device device) {
   if (device.kind != Device::Kind::cuda) return nullptr;
   RankContext* const context = RankContext::current_or_null();

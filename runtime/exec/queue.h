@@ -45,14 +45,15 @@ struct QueueWork {
   std::function<void(std::string_view reason)> abort{};
   /// First waits until fewer than this many items hold their storages: of a device queue, the device's compute waits.
   std::size_t max_in_flight = kUnlimited;
-  /// Of host queues, both or none, for work of two short halves with a wait for other ranks between them. If nothing is
-  /// before it, `begin` runs inside of submit(), and no thread is woken: `run`, the second half, is left to who waits.
-  /// Otherwise, and if begin throws, `run` is all of it. `is_ready`: whether the second half would not wait.
+  /// Splits work of a host queue into two short halves with a wait for other ranks between them; give both or none. If
+  /// nothing is before the work, `begin` runs inside of submit(), and no thread is woken: `run`, the second half, is
+  /// left to the thread that waits. Otherwise, and if `begin` throws, `run` is all of the work. `is_ready`: whether the
+  /// second half would not wait.
   std::function<void()> begin{};
   std::function<bool()> is_ready{};
 };
 
-/// Of a device: its kernels, in the order of the program. (The host's compute is the rank's thread.)
+/// Queue of a device's kernels, in the order of the program. (The host's compute is the rank's thread.)
 inline constexpr std::string_view kComputeQueue = "compute";
 
 /// One queue of a rank, made by RankContext::queue() at first use. Only that rank's thread submits.

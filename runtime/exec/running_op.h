@@ -50,7 +50,7 @@ struct RunningOpSlot {
   std::shared_ptr<RunningOp> running = std::make_shared<RunningOp>();
 };
 
-/// Of the rank whose context is current.
+/// The RunningOp of the rank whose context is current.
 inline const std::shared_ptr<RunningOp>& running_op() { return RankContext::current().state<RunningOpSlot>().running; }
 
 /// The one of the rank that the calling thread belongs to, as its own thread or as that of one of its queues; null elsewhere.

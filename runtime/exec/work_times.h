@@ -13,7 +13,7 @@ namespace sherd {
 
 struct QueueItem;
 
-/// Of all work with one queue, name and subject. Seconds.
+/// Times, in seconds, of all work with one queue, name and subject.
 struct WorkTime {
   std::string queue{}, name{}, subject{};  ///< "gather", "unshard", "blocks.3"
   std::int64_t calls = 0;
@@ -45,8 +45,8 @@ class WorkTimes {
   std::map<Texts, WorkTime*> by_work_;  // queue, name and subject of its entries
 };
 
-/// Of the calling thread's rank, since it began; work that nobody has waited for yet is not in it. Work of device
-/// queues, which the host does not see running, never is.
+/// Times of the calling thread's rank since it began. Work counts once it was waited for; work of device queues, which
+/// the host does not see running, never does.
 std::vector<WorkTime> work_times();
 
 }  // namespace sherd

@@ -1,5 +1,5 @@
 #pragma once
-// Who holds memory. Every byte of the allocator belongs to one category, changed only by retag().
+// Memory by what it holds. Every byte of the allocator belongs to one category, changed only by retag().
 #include <array>
 #include <cstdint>
 #include <string>

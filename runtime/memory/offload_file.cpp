@@ -30,7 +30,7 @@ constexpr std::int64_t kMostReserved = std::int64_t{1} << 42;  // addresses; x86
 constexpr std::int64_t kFilePage = 4096, kFaultAround = 64 << 10, kFileGrowth = std::int64_t{1} << 20,
                        kHomeAlignment = 64;
 
-// Of the process: items of queues, which run on any thread, and ranks that are threads all ask by an address.
+// Files of the process, looked up by address: by queue items, which run on any thread, and by ranks as threads.
 struct OpenFiles {
   std::mutex mutex;
   std::vector<OffloadFile*> list;

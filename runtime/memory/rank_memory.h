@@ -49,8 +49,8 @@ class RankMemory {
   }
   static RankMemory* current_or_null() { return current_; }
 
-  /// Of the host, or of a device: its context's, which is opened at first use. Throws Error if there is no such device.
-  /// A ghost rank opens none.
+  /// Allocator of the host, or of a device's context, which is opened at first use. Throws Error if there is no such
+  /// device. A ghost rank opens no context.
   Allocator& allocator(Device device = Device::cpu()) {
     if (device.kind == Device::Kind::cpu) [[likely]]
       return *allocator_;

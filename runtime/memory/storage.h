@@ -84,7 +84,7 @@ class Storage final : public RefCounted {
   /// Moves the bytes to another account.
   void retag(MemoryCategory category);
 
-  /// Of a ghost rank: accounted, and without bytes. Its address can be computed with and not be followed.
+  /// Storage of a ghost rank, accounted but without bytes: its address can be computed with, not followed.
   bool is_ghost() const { return guard_ & kGhost; }
   /// Memory of someone else (perhaps read-only): never reused for a result.
   bool is_borrowed() const { return allocator_ == nullptr; }

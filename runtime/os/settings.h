@@ -10,7 +10,7 @@ namespace sherd {
 
 /// std::getenv, or a test's map. nullptr: not set.
 using Environment = std::function<const char*(const char*)>;
-/// That of this process.
+/// Environment of this process, by std::getenv.
 const Environment& process_environment();
 /// A variable's text; empty if it is not set.
 std::string text_of(const Environment& environment, const char* name);

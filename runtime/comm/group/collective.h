@@ -55,7 +55,7 @@ struct Collective {
   ReduceOptions reduction{};
   int peer = 0;  ///< root of broadcast; the other rank of send and recv
 
-  /// Of the full tensors, on their way: what CommCounts and traces count.
+  /// Bytes of the full tensors as they travel; CommCounts and traces count these.
   std::int64_t bytes() const;
 };
 

@@ -45,9 +45,9 @@ class CommCounter {
 
   Item total() const;
   Item of(comm::CommOp kind) const;
-  /// Of the row that communicates, or that needed its inputs elsewhere (CommCause): "unshard", "matmul".
+  /// Calls of one row, which communicates or needed its inputs elsewhere (CommCause): "unshard", "matmul".
   Item of_op(std::string_view op) const;
-  /// Of a module and all below it: "blocks.3".
+  /// Calls of a module and of all modules below it: "blocks.3".
   Item of_module(std::string_view path) const;
   /// All that differ in kind, op, module or number of ranks, in the order of their first call.
   const std::vector<Entry>& entries() const { return entries_; }

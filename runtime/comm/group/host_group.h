@@ -121,7 +121,7 @@ class HostGroup : public ProcessGroup {
   virtual void send(std::span<const FlatPart> parts, int to) = 0;
   virtual void recv(std::span<const FlatPart> parts, int from) = 0;
 
-  /// Of this channel; of the group: the sum over all channels. From any thread.
+  /// Counts of this channel; the group's are the sum over all channels. From any thread.
   virtual CommCounts counts() const = 0;
   /// Makes every collective of the group take at least as long as on that link; the caller sleeps for what is left,
   /// after the data has moved. Before the first call, alike on all ranks. Error unless bytes_per_second > 0 and seconds

@@ -18,7 +18,7 @@ struct RankKernels {
   void (*cast_floats)(DType to_dtype, void* to, DType from_dtype, const void* from, std::int64_t count);
 };
 
-/// Those of this process's level. Throws Error, each time, if it has none.
+/// Kernels of this process's instruction-set level. Throws Error, each time, if it has none.
 const RankKernels& rank_kernels();
 
 }  // namespace sherd::comm

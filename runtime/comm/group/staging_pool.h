@@ -16,8 +16,8 @@ class RankMemory;
 
 namespace comm {
 
-/// Of one rank, on its thread; handles end on any thread. Blocks are powers of two, kept for the next collective, and
-/// accounted as "communication" of the rank's host memory.
+/// One rank's pool, used on its thread; handles end on any thread. Blocks are powers of two, kept for the next
+/// collective, and accounted as "communication" of the rank's host memory.
 class StagingPool {
  public:
   /// `limit`: bytes of all blocks together. A collective that is larger alone has a block for as long as it runs.
@@ -35,7 +35,7 @@ class StagingPool {
     running_.push_back({memory, std::move(moved), std::move(ended)});
   }
 
-  /// Of all blocks, and of those that are handed out.
+  /// Bytes of all blocks, and of the blocks handed out.
   std::int64_t bytes() const { return bytes_; }
   std::int64_t bytes_in_use() const;
 

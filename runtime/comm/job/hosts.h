@@ -11,11 +11,11 @@ namespace sherd {
 /// variables say otherwise, somebody divides one host to try strategies over several.
 void check_one_host(const RankInfo& own);
 
-/// Of a job whose rank r was told `ranks[r]`; 1 if these are not the launcher's ranks, but threads of one process.
+/// Number of hosts of a job whose rank r was told `ranks[r]`; 1 for threads of one process, which no launcher started.
 /// Error unless all hosts have equally many ranks, numbered host by host: then rank / (ranks per host) is the host.
 int count_hosts(std::span<const RankInfo> ranks);
 
-/// Of the ranks of `group`, of which this one was told `own`. Collective. The same on every rank, errors too.
+/// Number of hosts of the ranks of `group`; this rank was told `own`. Collective. The same on every rank, errors too.
 int count_hosts(ProcessGroup& group, const RankInfo& own);
 
 }  // namespace sherd

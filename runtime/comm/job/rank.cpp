@@ -19,7 +19,7 @@
 namespace sherd {
 namespace {
 
-/// Of `sherd run`; torchrun starts ranks again too, but its ids need not be those of one job.
+/// Reads the variables of `sherd run` alone: torchrun starts ranks again too, but its ids need not be those of one job.
 void read_restart(const Environment& environment, RankInfo* info) {
   info->full_world_size = info->world_size;
   if (info->source != "sherd run") return;

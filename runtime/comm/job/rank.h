@@ -1,6 +1,6 @@
 #pragma once
-// Who am I among the ranks, and where do we meet? Ranks come from a launcher only; its environment variables say
-// how many there are and which one this process is.
+// Place of this process among the ranks, and the store where they meet. Ranks come from a launcher only; its
+// environment variables say how many there are and which one this process is.
 #include <chrono>
 #include <memory>
 #include <string>

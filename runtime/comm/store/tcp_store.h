@@ -24,7 +24,7 @@ struct TcpStoreOptions {
   std::chrono::milliseconds call_deadline{30'000};
   /// How long after the deadline of a get() its answer may take.
   std::chrono::milliseconds answer_time{5'000};
-  /// Of the time until it is connected.
+  /// Reports a connection that takes long.
   WaitNotice notice = {};
 };
 

@@ -144,7 +144,7 @@ struct BackwardHead {
     }
   }
 
-  // Of elements widened as they are read.
+  // Widens the elements as it reads them.
   static A dot_of(const T* x, const T* y, std::int64_t count) {
     return row_sum<A>(
         count, [=](std::int64_t i) { return load_as_accumulators(x + i) * load_as_accumulators(y + i); },

@@ -220,7 +220,7 @@ void scatter_backward(const KernelCall& call) {
   visit_bits(grad.dtype(), [&]<class U>(Type<U>) {
     auto *to = static_cast<U*>(written.raw()), *slopes = static_cast<U*>(rest.raw());
     for_each_block(blocks, [&](const LineBlocks::Block& block) {
-      // Who wrote a place last; places that nobody writes are never read.
+      // The j of the element that wrote each place last; entries of unwritten places are never read.
       auto* const last = thread_workspace<std::int64_t>(WorkspaceUse::row, rows * kNeighbours);
       using At = LineBlocks::Offsets;
       for_each_element(blocks, block,

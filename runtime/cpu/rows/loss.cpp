@@ -19,7 +19,7 @@ namespace {
 
 class Targets {
  public:
-  /// Of a call whose logits have `columns` columns.
+  /// Targets of a call whose logits have `columns` columns.
   Targets(const KernelCall& c, const Tensor& tensor, std::int64_t columns, ScratchCursor& scratch)
       : data_(scratch.dense_raw(tensor)),
         wide_(tensor.dtype() == DType::i64),

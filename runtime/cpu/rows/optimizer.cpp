@@ -188,7 +188,7 @@ double power_sum_block(const T* x, std::int64_t n, double p) {
   return top;
 }
 
-// Of `tensors`, in the order of their blocks, from `total` on.
+// Folds the power sums of `tensors` into `total`, in the order of their blocks.
 double power_sum_of(const KernelCall& call, std::span<const Tensor> tensors, double total) {
   const double p = call.attrs.as<PowerSumAttrs>().p;
   auto* partial = reinterpret_cast<double*>(call.exec.scratch);

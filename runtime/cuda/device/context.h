@@ -52,7 +52,7 @@ class Context final : public DeviceContext {
   cudaStream_t stream();
   /// Grows with everything that is put on that stream, but for waits.
   std::uint64_t num_queued() const { return log_.queued() + *num_fills_; }
-  /// Of the marks of this rank's streams there.
+  /// Events of the marks of this rank's streams on the device.
   const std::shared_ptr<EventPool>& events() const { return events_; }
   /// What was queued last.
   LaunchLog& log() { return log_; }

@@ -12,7 +12,7 @@ thread_local LaunchLog* current_log = nullptr;
 
 }  // namespace
 
-// Those that driver_types.h says leave the process "in an inconsistent state", and their kind.
+// The statuses that by driver_types.h leave the process "in an inconsistent state", and others of their kind.
 bool is_lasting(cudaError_t status) {
   switch (status) {
     case cudaErrorECCUncorrectable:

@@ -29,7 +29,7 @@ class AlgorithmCache {
   void keep(const std::string& problem, const GemmAlgorithm& algorithm);
   /// The first thing that was wrong; empty if nothing was.
   const std::string& trouble() const { return trouble_; }
-  /// Of the file; empty without a folder.
+  /// Path of the file; empty without a folder.
   const std::string& path() const { return path_; }
 
  private:

@@ -10,7 +10,7 @@ __device__ inline std::uint32_t count_bits(std::uint32_t x) {
   return ((x + (x >> 4)) & 0x0f0f0f0fu) * 0x01010101u >> 24;
 }
 
-/// Of the lanes in `lanes`, those before this one.
+/// Number of lanes in `lanes` before this one.
 __device__ inline std::uint32_t count_before(std::uint32_t lanes) { return count_bits(lanes & ((1u << lane()) - 1)); }
 
 }  // namespace sherd::cuda

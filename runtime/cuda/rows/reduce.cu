@@ -232,7 +232,7 @@ __device__ void combine_items(const R& r, const Reader& reader, const Term& term
   }
 }
 
-/// Of a part of one result's items, in every thread of the team. Teams without a result take part.
+/// Total of one part of a result's items, in every thread of the team. Teams without a result take part.
 template <class R, class W, class Reader, class Terms>
 __device__ W team_total(const R& r, const Reader& reader, const Terms& terms, const Work& work, std::int64_t result,
                         std::int64_t part, Team team, W* scratch) {

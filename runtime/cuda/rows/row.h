@@ -162,7 +162,7 @@ struct OnlineSum {
     sum *= std::exp(largest - base(top));
     largest = top;
   }
-  /// Of the whole team, in every thread.
+  /// Leaves the whole team's maximum and sum in every thread.
   __device__ void fold(Team team, A* scratch) {
     move_to(team.max(largest, scratch));
     sum = team.sum(sum, scratch);

@@ -66,7 +66,7 @@ struct Offsets {
   std::int64_t stride[kMaxDims][K] = {};
 
   Offsets() = default;
-  /// Of operands first, first + 1, ...; without their bases.
+  /// Offsets of operands first, first + 1, ..., without their bases.
   Offsets(const Walk& walk, int first) : ndim(walk.ndim) {
     for (int d = 0; d < ndim; ++d) {
       size[d] = FastDivide(static_cast<std::uint32_t>(walk.size[d] > 0 ? walk.size[d] : 1));  // 0: less than a unit

@@ -50,8 +50,8 @@ struct OffloadHome {
   Device device;                 ///< on which its bytes are wanted
   std::int64_t bytes_in_flight;  ///< how many are to be in memory at a time, where they are used in pieces
 };
-/// Of a tensor of this rank, or of the local one of a distributed tensor; null: its bytes are in memory,
-/// or the tensor is undefined.
+/// Home of a tensor of this rank, or of a distributed tensor's local one; null: its bytes are in memory, or the tensor
+/// is undefined.
 const OffloadHome* home_of(const Tensor& tensor);
 const OffloadHome* home_of(const Storage& storage);
 /// For who has looked at a home by its address: what of it is memory of this process by that is given back. No-op for

@@ -84,7 +84,7 @@ Tensors make_views(const OpCall& call, const Metas& metas) {
   return out;
 }
 
-// Of rows that say where their outputs are made.
+// Device of a row that says where its outputs are made; meta if an input is.
 Device device_said(const OpCall& call) {
   for (const Tensor& t : call.in)
     if (t.defined() && t.is_meta()) return Device::meta();

@@ -16,8 +16,8 @@ namespace sherd {
 /// Operands have one dtype, which the result has too. A pair of floating ones that share a summed letter, and do not
 /// share all, is one matmul (or linear, when the right one is [out, in]) that reads transposed operands in place;
 /// any other is a mul, and a sum.
-/// Of more than two the pair comes first whose product takes the least memory beyond its operands', pairs that share a
-/// letter before others, the left one of equals.
+/// Three or more operands are multiplied pair by pair: pairs that share a letter first, among them the pair whose
+/// product takes the least memory beyond its operands', of equals the leftmost.
 /// Distributed operands: nothing moves if each mesh axis shards one letter, in all operands that have it, some of
 /// which may be replicated. The result is sharded along letters that stay, and Partial(sum) over axes of summed ones.
 /// Several letters that become one matrix dim are led by a sharded one, if its shards are equal; other sharded ones

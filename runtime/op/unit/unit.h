@@ -22,13 +22,13 @@
 
 namespace sherd {
 
-/// Of gather_start, restore and release.
+/// Attributes of gather_start, restore and release.
 struct UnitAttrs {
   UnitRef unit{};
   static constexpr AttrField fields[] = {attr<&UnitAttrs::unit>("unit")};
 };
 
-/// Of gradient_buffer and communication_buffer.
+/// Attributes of gradient_buffer and communication_buffer.
 struct BufferAttrs {
   Shape shape;  ///< [bytes]
   Device device{};
@@ -104,8 +104,8 @@ void check_groups(const UnitLayout& unit, Device device);
 /// `shards` and `full` are the unit's buffers, u8 [shard_bytes] and u8 [full_bytes]. Allocates the bytes of `full` and
 /// submits the gather that fills them; on one shard casts here, on the device that they are on. No-op if `full` is
 /// present and of the version of `shards`, so a graph that gathers is valid with whatever is gathered before it.
-/// Of a layout in place `shards` is both buffers, and `full` is u8[0]: it keeps the version that was gathered. The rows
-/// of other ranks are written then, which nothing reads but a gather of the next layout.
+/// A layout in place has `shards` as both buffers, and `full` is u8[0], which keeps the version that was gathered. The
+/// gather then writes the rows of other ranks too; only a gather of the next layout reads them.
 void start_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& full);
 /// Makes the bytes of `full` present: what is in them is undefined until rows have written it, and no gather takes them
 /// for what it would put there. No-op if they are present.

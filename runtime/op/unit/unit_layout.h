@@ -109,7 +109,7 @@ struct UnitLayout {
   std::int64_t count(const UnitPiece& p, int of_shard) const;
   std::int64_t count_here(const UnitPiece& p) const { return count(p, shard); }
   std::vector<std::int64_t> counts(const UnitPiece& p) const;
-  /// Of the full piece, each with rows of every shard: one for each index of the dims before the one that is sharded.
+  /// Blocks of the full piece, each with rows of every shard: one for each index of the dims before the sharded one.
   static std::int64_t blocks(const UnitPiece& p);
   /// All of it as text; parse_unit_layout() reads it.
   std::string print() const;
