@@ -148,7 +148,7 @@ std::vector<ValueId> who_shares(const Program& program, const std::vector<Outsid
   return shares;
 }
 
-// Of arguments that share memory the first stands for all.
+// The first of the arguments that share memory stands for all.
 ValueId root_of(const Program& program, ValueId id) {
   if (program.value(id).kind != ValueKind::argument) return id;
   int argument = program.value(id).source;

@@ -43,7 +43,7 @@ bool is_gapless(const TensorRef& ref) {
   return last - first == numel(ref.shape) * byte_size(ref.dtype);
 }
 
-// Of element 0, in the root.
+// Byte of element 0, counted from the root's start.
 std::int64_t first_byte(const TensorRef& ref, std::int64_t shift) { return ref.offset * byte_size(ref.dtype) + shift; }
 
 }  // namespace

@@ -51,7 +51,7 @@ class WriteCounts {
     const auto found = std::ranges::lower_bound(parts_, at, {}, &Part::first);
     return static_cast<std::size_t>(found - parts_.begin());
   }
-  // Of the part that begins at `at`.
+  // Index of the part that begins at `at`; makes it if there is none.
   std::size_t cut(std::int64_t at) {
     const std::size_t index = after(at);
     if (index == parts_.size() || parts_[index].first != at)

@@ -7,7 +7,7 @@
 namespace sherd {
 
 Versions::Versions(const Program& program) : program_(program), roots_(program), segments_(program.values.size()) {
-  // Of arguments that share memory one may begin before the other, so a root has no bounds.
+  // A root has no bounds: of arguments that share memory, one may begin before the other.
   constexpr ByteRanges::Range kAll{std::numeric_limits<std::int64_t>::min() / 2,
                                    std::numeric_limits<std::int64_t>::max() / 2};
   for (std::size_t v = 0; v < program.values.size(); ++v) {

@@ -49,7 +49,7 @@ class Versions {
 
   std::span<const Version> all() const { return versions_; }
   const Version& operator[](VersionId id) const { return versions_[static_cast<std::size_t>(id)]; }
-  /// Of one node; of the end of the step: the results, then what slots get.
+  /// Uses by one node; at end(), the end of the step, the results and then what slots get.
   std::span<const Use> uses_of(std::size_t node) const {
     return std::span(uses_).subspan(first_use_[node], first_use_[node + 1] - first_use_[node]);
   }

@@ -24,7 +24,7 @@ class UnitTable {
   explicit UnitTable(const Program& program);
 
   std::span<const Entry> entries() const { return entries_; }
-  /// Of a layout that is in the table.
+  /// Name of `layout`, which is in the table.
   const std::string& name_of(const UnitLayout& layout) const;
 
  private:
