@@ -21,7 +21,7 @@ namespace sherd {
 /// "0+1" Partial sums, "max(0,1)" Partial maxima. Many boxes or ranks are abbreviated; with three or more sharded dims
 /// it lists ranks. Local.
 std::string draw(const Spec& spec, const Shape& shape, DType dtype = DType::f32);
-/// Of a plain tensor: describe().
+/// The same for a tensor in its own layout; a plain one is its describe().
 std::string draw(const Tensor& tensor);
 
 /// "f32[5,4]{0: dp} on mesh(dp=3), 16 B to 32 B per rank": the smallest and the largest local tensor. Of a plain

@@ -65,7 +65,7 @@ void add_groups(const RuleCall& call, Signatures& signatures) {
 
 void view_signatures(const RuleCall& call, Signatures& signatures) {
   add_groups(call, signatures);
-  // Of a dim of one element one rank holds everything and the others nothing, whatever the other dims are.
+  // A sharded dim of one element is whole on one rank and empty on the others, whatever the other dims are.
   const std::vector<int> a = dims_where(call.shape(0), true), b = dims_where(call.out[0].shape, true);
   for (std::size_t k = 0; k < std::min(a.size(), b.size()); ++k) add_cut(call, a[k], b[k], signatures);
   add_terms(call, signatures);
