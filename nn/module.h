@@ -27,7 +27,7 @@ class Module;
 
 class Parameter;
 
-/// Who keeps the shards of parameters and puts gathered tensors into them while their modules compute.
+/// Keeps the shards of parameters, and puts gathered tensors into the parameters while their modules compute.
 class ShardKeeper {
  public:
   /// Registers the shards and frees what was gathered. Local; no-op between steps.

@@ -74,7 +74,7 @@ class RandomCalls {
   Tensor next(Device device);
 
  private:
-  /// Of a rank that it has drawn on: its counts, and which of them is this one's.
+  /// Counts of a rank that it has drawn on, and which of them is its own.
   struct Place {
     std::weak_ptr<Slot> counters;
     std::int64_t number;

@@ -22,7 +22,7 @@ class SharedScalars {
   void load(const StateEntry& entry);
 
  private:
-  /// Of a slot that others share: what is loaded into it, or what it keeps where the state leaves it out.
+  /// The value that a shared slot has after the load: what is loaded into it, else what it has now.
   float value_of(const Slot& slot) const;
 
   const std::vector<StateEntry>& state_;

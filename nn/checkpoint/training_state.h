@@ -29,7 +29,7 @@ const Tensor& state_tensor(const StateEntry& entry);
 const Shape& state_shape(const StateEntry& entry);
 /// Error naming the entry if a step was left while it changed the value.
 void check_whole(const StateEntry& entry);
-/// Of an entry with new values: they are whole, and what is gathered of the old ones goes.
+/// Marks the entry's new values as whole and drops what is gathered of the old ones.
 void mark_loaded(const StateEntry& entry);
 /// Whether the entry is its default: it shares that one's bytes, and is not saved.
 bool is_usual(const StateEntry& entry);

@@ -48,14 +48,14 @@ struct ShardPlacement {
   Shape full_shape, local_shape;  ///< of the local tensor when gathered, and of this rank's shard of it
   Shape used_shape;               ///< full_shape, as modules see it: with the dims that the plan merges
   int dim = 0;                    ///< that the data axes shard
-  /// Of the gathered local tensor, per rank of the shard group, where the chunk rule does not say the same.
+  /// Rows of the gathered local tensor per rank of the shard group, where the chunk rule does not say the same.
   std::vector<std::int64_t> row_counts;
   Spec::Range rows;  ///< those that are this rank's shard
   /// Where replicas divide the shards: of dim 0 of this rank's, what it owns. `sharded` and `local_shape` are of that.
   Spec::Range owned{};
 };
 
-/// Of all ranks of the mesh that `mesh` is a slice of: they fail together.
+/// Group of all ranks of the mesh that `mesh` is a slice of: they fail together.
 ProcessGroup& root_group_of(const DeviceMesh& mesh);
 
 /// The mesh that a unit is sharded over.
@@ -83,7 +83,7 @@ class DataMesh {
   ProcessGroup& root_group() const { return *root_group_; }
   const DeviceMesh& mesh() const { return mesh_; }
 
-  /// Of a mesh that shards nothing the plan's dim counts only. Error naming the parameter if it is 0-d, Partial, or
+  /// The plan's dim alone counts on a mesh that shards nothing. Error naming the parameter if it is 0-d, Partial, or
   /// distributed over axes of this mesh, over a mesh of another root, over flattened axes or in shards of listed sizes;
   /// and where the plan does not fit: it has no such dim, there is no such shard to own it, or the rows are not one
   /// number for each shard that add up to those of the local tensor, on every rank of the other axes.

@@ -18,18 +18,19 @@ struct ParameterTypes {
 /// Casts happen at the module's boundary and in the collectives, not per op; an inner module's own policy holds inside
 /// it. Integers are never cast. Unset: no cast.
 struct MixedPrecision {
-  /// Of gathered parameters, hence of the all-gather; of gradients before they are reduced; and of the inputs.
+  /// Dtype of gathered parameters, hence of the all-gather; of gradients before they are reduced; and of the inputs.
   std::optional<DType> param_dtype{};
   /// Gradients are rounded to it before they are summed, and the result once more; sums are accumulated in f32. Unset:
   /// grad_dtype, whatever param_dtype is, as in PyTorch 2.15. Gradients travel in the narrower of it and their own
   /// dtype: f32 for bf16 gradients sends bf16 and loses nothing, bf16 also rounds the sum.
   std::optional<DType> reduce_dtype{};
-  /// Of the module's outputs.
+  /// Dtype of the module's outputs.
   std::optional<DType> output_dtype{};
   /// Cast floating-point inputs to param_dtype.
   bool cast_forward_inputs = true;
-  /// Of grad(): of what is reduced, and of its sum over backward passes. Unset: the dtype that the parameter was made
-  /// with. Optimizers and clipping take gradients of any floating dtype; state and updates are of the parameter's.
+  /// Dtype of grad(): of the reduced gradient and of its sum over backward passes. Unset: the dtype that the parameter
+  /// was made with. Optimizers and clipping take gradients of any floating dtype; state and updates are of the
+  /// parameter's.
   std::optional<DType> grad_dtype{};
   /// Other dtypes for some parameters of a unit, such as norms in f32: they are gathered and reduced in the same
   /// launches. Called when the unit is made; the same on all ranks. Inputs are cast to the

@@ -7,7 +7,7 @@ namespace sherd::nn {
 
 namespace {
 
-// Of the global tensor, which is the same on all ranks.
+// Bytes of the global tensor, the same on all ranks.
 std::int64_t bytes_of(const Parameter& p) { return p.numel() * byte_size(p.value().dtype()); }
 
 // FNV-1a. Names that differ in their last digit differ in the low bits.

@@ -20,8 +20,8 @@
 
 namespace sherd::nn {
 
-/// Of this rank's local tensor while it is gathered; shards are numbered as the ranks of the axis that shards. The same
-/// on all ranks.
+/// How the gathered local tensor of this rank is sharded; shards are numbered as the ranks of the axis that shards. The
+/// same on all ranks.
 struct ShardPlan {
   static constexpr int kNobody = -1, kBalanced = -2;
   int dim = 0;                       ///< that is sharded; negative: counted from the end

@@ -27,7 +27,7 @@ class Layouts {
   }
   /// One entry per argument, in order: their number must be that of the arguments.
   Layouts(std::initializer_list<std::optional<Placement>> entries) : entries_(entries), is_open_(false) {}
-  /// Those at some positions, counted from 0; the others pass.
+  /// Placements at some positions, counted from 0; the other arguments pass.
   static Layouts at(std::initializer_list<std::pair<std::size_t, Placement>> entries);
 
   std::size_t size() const { return entries_.size(); }

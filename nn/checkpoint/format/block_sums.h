@@ -16,7 +16,7 @@ namespace sherd {
 
 inline constexpr std::int64_t kBlockBytes = std::int64_t{1} << 20;
 
-/// Of one file.
+/// Sums of one file's blocks.
 struct BlockSums {
   std::int64_t bytes = 0;  ///< of the file
   std::vector<std::uint64_t> sums;
@@ -37,7 +37,7 @@ BlockSums block_sums_from_text(std::int64_t bytes, std::string_view text);
 class BlockHasher {
  public:
   void add(std::span<const std::byte> bytes);
-  /// Of all that was added.
+  /// Sums of all bytes added.
   BlockSums sums() const;
 
  private:

@@ -38,7 +38,7 @@ std::optional<Box> intersection(const Box& a, const Box& b) {
   return both;
 }
 
-// Of boxes too that are refused, whose numbers may be any.
+// Prints refused boxes too, whose numbers may be any.
 std::string to_string(const Box& box) {
   std::string text;
   for (int d = 0; d < box.shape.size(); ++d) {

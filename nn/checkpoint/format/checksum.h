@@ -9,7 +9,7 @@
 
 namespace sherd {
 
-/// Of bytes that are added in parts, of any sizes.
+/// Checksum of bytes that are added in parts of any size.
 class Checksum {
  public:
   Checksum();
@@ -17,7 +17,7 @@ class Checksum {
   Checksum& operator=(Checksum&&) noexcept;
   ~Checksum();
   void add(std::span<const std::byte> bytes);
-  /// Of all that was added so far.
+  /// Checksum of all bytes added so far.
   std::uint64_t value() const;
 
  private:

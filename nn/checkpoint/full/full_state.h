@@ -20,7 +20,7 @@ using FullState = std::map<std::string, Tensor>;
 using FullTensorVisitor = std::function<void(const std::string& name, Tensor full)>;
 
 struct FullStateOptions {
-  /// Of loading: names must be the state's. Else what is missing keeps its values, and what the state lacks is ignored.
+  /// Loading demands the state's names. Else what is missing keeps its values, and what the state lacks is ignored.
   bool strict = true;
   /// Most that is in transit to, or from, a rank.
   std::int64_t chunk_bytes = 4 << 20;

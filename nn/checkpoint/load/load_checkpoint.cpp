@@ -41,7 +41,8 @@ std::vector<const StateEntry*> in_file_order(const std::vector<StateEntry>& stat
   return order;
 }
 
-/// Of a rank that cannot read: it still takes part in the exchanges that its peers wait in, and throws behind them.
+/// First failure of a rank that cannot read. The rank still takes part in the exchanges that its peers wait in, and
+/// throws after them.
 class FirstFailure {
  public:
   template <class Work>

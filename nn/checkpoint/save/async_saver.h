@@ -24,7 +24,7 @@ inline constexpr std::string_view kSaveQueue = "save";
 
 class AsyncSaver {
  public:
-  /// Of the ranks of `group`, which outlives it.
+  /// Saves on the ranks of `group`, which outlives the saver.
   explicit AsyncSaver(ProcessGroup& group);
   /// Gives up a save in flight: only poll() and finish() commit it. Waits until this rank no longer writes.
   ~AsyncSaver();

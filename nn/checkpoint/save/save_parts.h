@@ -14,7 +14,8 @@ struct OwnPiece {
   Tensor values;
 };
 
-/// Of replicas one rank has it; of a tensor without elements as well. Error naming an entry that is torn or Partial.
+/// Pieces of `state` that `rank` saves. One of the replicas saves a piece; a tensor without elements is saved as well.
+/// Error naming an entry that is torn or Partial.
 std::vector<OwnPiece> own_pieces(const std::vector<StateEntry>& state, int rank);
 
 /// A folder in `dir` that no committed save has, the same on all ranks. Collective.

@@ -27,8 +27,8 @@ struct QuantizedBlocks {
   Tensor values;  ///< u8 [x.numel()]
   Tensor scales;  ///< f32 [num_blocks(x.numel(), block)]
 };
-/// Of a plain tensor on the host, in row-major order. Error unless is_quantizable(), or if `block` is no multiple of 64
-/// from 64 to 4096. Has no gradient.
+/// Quantizes a plain tensor on the host, in row-major order. Error unless is_quantizable(), or if `block` is no
+/// multiple of 64 from 64 to 4096. Has no gradient.
 QuantizedBlocks quantize_blocks(const Tensor& x, int block = kQuantizationBlock);
 /// Writes what they stand for into `out`, which is quantizable and has as many elements.
 void dequantize_blocks_into(const Tensor& out, const Tensor& values, const Tensor& scales,

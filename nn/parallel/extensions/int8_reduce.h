@@ -18,8 +18,8 @@
 
 namespace sherd::nn {
 
-/// Of a unit with f64 gradients, or shards of inner dims: start_reduce(). On the host only: on a device the row has no
-/// kernel, which is an Error that names it. Error as quantize_blocks() for `block`.
+/// Falls back to start_reduce() for a unit with f64 gradients or shards of inner dims. Works on the host only: the row
+/// has no kernel on a device, which is an Error that names the row. Error as quantize_blocks() for `block`.
 UnitReduce int8_reduce(int block = kQuantizationBlock);
 
 }  // namespace sherd::nn

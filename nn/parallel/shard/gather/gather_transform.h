@@ -23,7 +23,7 @@ class TransformedGather final : public UnitGather, public StorageOwner {
   TransformedGather(GatherTransform transform, const UnitLayout& unit);
   ~TransformedGather() override;
 
-  /// Of the encoded tensors: how many bytes a gather moves is its full_bytes without padding.
+  /// Layout of the encoded tensors; a gather moves its full_bytes without the padding.
   const UnitLayout& encoded_layout() const { return *layout_; }
 
   void start(const UnitLayout& unit, const Tensor& shards, const Tensor& full) override;

@@ -49,16 +49,16 @@ class ReshardAfterForward {
 /// host. A gather fetches them first and drops them after; the optimizer brings them, their gradients and its state in
 /// pieces, to the same bits. Parameter::sharded_value() is their home: a tensor of the host, in no account of memory.
 struct ShardOffload {
-  /// Of the file. Empty for a device.
+  /// Folder of the file; empty for a device.
   std::string folder{};
   /// Reduced gradients of passes that are complete lie there too; what is not summed over replicas, and full gradients
   /// that wait for a reduction, stay in memory.
   bool gradients = false;
-  /// Of what is used in pieces, as much is in memory at a time.
+  /// Most bytes in memory at a time of what is used in pieces.
   std::int64_t bytes_in_flight = kOffloadBytesInFlight;
-  /// Of the shards, and of their gradients if these are offloaded too, as much stays in memory: that of the smallest
-  /// units of shard_units() (kept_in_memory()), by what the rank has that has most. Error in a call of fully_shard(),
-  /// which knows one unit.
+  /// Most bytes of shards, and of their gradients if these are offloaded too, that stay in memory: those of the
+  /// smallest units of shard_units() (kept_in_memory()), by the bytes of the rank that has most. Error in a call of
+  /// fully_shard(), which knows one unit.
   std::int64_t bytes_in_memory = 0;
 };
 
@@ -66,7 +66,7 @@ struct ShardOffload {
 struct UnitPolicy {
   /// Between updates: `none` keeps what was gathered until the optimizer has written the shards.
   ShardedOver parameters = ShardedOver::shards;
-  /// Of the values that the optimizer updates (masters), of grad() and of its state.
+  /// Sharding of the values that the optimizer updates (masters), of grad() and of the optimizer's state.
   ShardedOver optimizer = ShardedOver::shards;
   /// Where gradients of passes with set_requires_gradient_sync(false) add up: `none` keeps full gradients and
   /// communicates nothing; `shards` reduces every pass over the shard axis all the same, for 1/s of the memory; `all`
@@ -112,7 +112,7 @@ struct UnitPolicy {
 
 /// The preset of that name. Error naming the nearest for an unknown one.
 UnitPolicy strategy(std::string_view name);
-/// Of all presets.
+/// Names of all presets.
 std::span<const std::string> strategy_names();
 /// The preset that shards parameters and optimizer state like `policy` and reshards like it; "" if none
 /// does. Of a mesh with `replicas` the names are those of hybrid strategies.

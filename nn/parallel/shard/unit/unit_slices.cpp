@@ -14,8 +14,8 @@ namespace {
 
 int last_axis(const DeviceMesh& mesh) { return mesh.ndim() - 1; }
 
-// Of a gathered tensor that is distributed already: on the root of `split`, whose other axes are those of its own root
-// by the same names. The slice is the innermost split of dim 0.
+// Spec of a slice of a gathered tensor that is distributed already. It is on the root of `split`, whose other axes have
+// the same names as those of the tensor's own root. The slice is the innermost split of dim 0.
 const Spec* spec_on_root(const DeviceMesh& split, const Spec& gathered) {
   const DeviceMesh root = split.root(), theirs = gathered.mesh();
   const auto at = [&](int axis) { return root.axis(theirs.root().axis_name(theirs.root_axes(axis)[0])); };

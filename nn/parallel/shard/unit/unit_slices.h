@@ -25,8 +25,8 @@ DeviceMesh split_for_slices(const DeviceMesh& data, int k);
 
 class UnitSlices {
  public:
-  /// Of a unit of `data`, whose pieces are gathered as these layouts say, null: to plain tensors; `split` comes from
-  /// split_for_slices(data, ...). No memory yet.
+  /// Slices of a unit of `data`, whose pieces are gathered to the layouts `gathered` (null: to plain tensors). `split`
+  /// comes from split_for_slices(data, ...). Takes no memory yet.
   UnitSlices(const UnitLayout& unit, std::span<const Spec* const> gathered, DeviceMesh split);
   ~UnitSlices();
   UnitSlices(const UnitSlices&) = delete;

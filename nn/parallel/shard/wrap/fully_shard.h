@@ -52,15 +52,15 @@ class UnitHandle {
   };
   /// The first has all its parameters, but those on another mesh and those that stay replicated.
   std::vector<Part> parts() const;
-  /// Of the first part.
+  /// Layout of the first part.
   const UnitLayout& layout() const;
-  /// Of all its gathered parameters on this rank.
+  /// Bytes of all its gathered parameters on this rank.
   std::int64_t gathered_bytes() const;
   /// Whether the gathered tensors are registered; whether they are there or on their way, as prefetched ones are
   /// before they are registered. On one shard without casts the shards are the full tensors: never gathered.
   bool is_unsharded() const;
   bool is_gathered() const;
-  /// Of the first part.
+  /// Whether the first part reshards after forward.
   bool reshards_after_forward() const;
   /// When it ran in the last forward of its root, counted from 0 with the calls of all units, and of wrapped modules
   /// that use a parameter of one; each call. Empty before the first.

@@ -16,19 +16,19 @@ namespace sherd::nn {
 /// What earlier passes have left of one parameter's gradient to a later one.
 struct PendingGradient {
   Parameter* parameter = nullptr;
-  /// Of passes with set_requires_gradient_sync() off: the sum of this rank's full gradients, placed as the parameter is
-  /// when gathered (plain, or distributed over the axis of tensor parallelism), in the type of the reduction; a view of
-  /// it where leading dims are merged (shard_merged). Undefined if none waits.
+  /// Sum of this rank's full gradients of passes with set_requires_gradient_sync() off, placed as the parameter is when
+  /// gathered (plain, or distributed over the axis of tensor parallelism), in the type of the reduction; a view of it
+  /// where leading dims are merged (shard_merged). Undefined if none waits.
   Tensor full{};
-  /// What the reduction makes of `full`: an average over the data ranks, or, of gradients that were Partial, a sum. Of
-  /// zeros for a parameter that was not used (reduce_unused) it is what the first gradient that is added to them says.
+  /// What the reduction makes of `full`: an average over the data ranks, or a sum of gradients that were Partial. Zeros
+  /// for an unused parameter (reduce_unused) take the kind of the first gradient that is added to them.
   ReduceKind kind = ReduceKind::avg;
-  /// Of passes with set_requires_all_reduce() off: this rank's shard, a plain tensor, reduced and scaled, but not
-  /// summed over replicas. Undefined if none waits.
+  /// This rank's shard of passes with set_requires_all_reduce() off: a plain tensor, reduced and scaled, but not summed
+  /// over replicas. Undefined if none waits.
   Tensor shard{};
 };
 
-/// Of the units of `module` and of the modules below, those parameters of which something waits, unit by unit in module
+/// Parameters with gradients that wait, of the units of `module` and of the modules below, unit by unit in module
 /// order. Local, without communication; reading a tensor waits for work in flight. A parameter's tensor (if
 /// distributed, its local one) is the same object after every further pass until it is reduced, or dropped: by clearing
 /// the parameter's gradient, as Optimizer::clear_gradients() does, or by reset_after_error(). What is written into it

@@ -21,7 +21,7 @@ struct FullParameters::SummonedUnit {
 
 namespace {
 
-// Those that units have, each once.
+// Parameters that units have, each once.
 std::vector<Parameter*> kept_parameters(Module& module, bool recurse) {
   std::vector<Parameter*> parameters;
   if (recurse) parameters = module.parameters();
@@ -43,7 +43,7 @@ void check_may_begin(const std::vector<Parameter*>& parameters) {
   for (const Parameter* p : parameters) {
     check(!p->sharded_value().local().is_meta(), "full parameters: \"{}\" has no values; call model.materialize(seed)",
           p->name());
-    // Of a unit several scopes may have some, which are plain then.
+    // Several scopes may have some parameters of a unit, which are plain then.
     check(!p->shard_keeper()->is_summoned() || p->value().is_distributed(),
           "full parameters: \"{}\" is in another scope that summoned it", p->name());
   }
@@ -71,7 +71,7 @@ std::vector<ProcessGroup*> groups_of(const std::vector<Parameter*>& parameters) 
   return groups;
 }
 
-// Of these that no forward has compared, over the axes of the parameters alone.
+// Compares the units of `parameters` that no forward has compared, over the axes of the parameters alone.
 void agree_on_units_of(Module& module, const std::vector<Parameter*>& parameters) {
   Module* top = &module;
   while (top->parent()) top = top->parent();

@@ -83,7 +83,7 @@ auto at_or_null(const List& list, std::size_t i) {
   return i < list.size() ? &list[i] : nullptr;
 }
 
-/// Of the setting at one place of a unit that all ranks have; nothing there: "none".
+/// How ranks differ in the setting at `place` of a unit that all of them have; a missing setting is "none".
 std::string difference_of_setting(std::span<const int> ranks, const std::vector<const UnitFacts*>& units,
                                   std::size_t place) {
   std::vector<std::string> values;
@@ -197,7 +197,8 @@ void add_axes(const DeviceMesh& mesh, std::vector<ProcessGroup*>& groups) {
       if (std::ranges::find(groups, group) == groups.end()) groups.push_back(group);
 }
 
-/// Those that shard come first, in which ranks meet that go on without comparing; those of tensor parallelism last.
+/// Groups of axes that shard come first: ranks that go on without comparing meet in them. Groups of tensor parallelism
+/// come last.
 std::vector<ProcessGroup*> groups_along_axes(std::span<FullyShardHook* const> hooks) {
   std::vector<ProcessGroup*> groups;
   for (const FullyShardHook* hook : hooks) {
@@ -243,8 +244,8 @@ std::string names_of(const std::vector<std::weak_ptr<FullyShardHook>>& list) {
 
 std::string name_of(std::optional<DType> dtype) { return dtype ? std::string(name(*dtype)) : "unset"; }
 
-/// "to 2 ranks" where it reshards to some of them. That of a unit that nobody told depends on whether it is the root,
-/// which it is not before there is a tree.
+/// "to 2 ranks" where it reshards to some of them. The default of a unit that was told nothing depends on being the
+/// root, which is known only once there is a tree.
 std::string resharding_of(const FullyShardHook& hook) {
   for (const auto& unit : hook.units)
     if (const int slices = unit->buffers.slices()) return fmt::format("to {} ranks", slices);
@@ -262,7 +263,7 @@ std::string parameter_of(const Unit& unit, std::size_t i) {
                      name(piece.gradient_dtype()));
 }
 
-/// Of the parts of a unit all but the first are named.
+/// Names every part of a unit but the first.
 void add_facts_of(const Unit& unit, bool is_first, UnitFacts& facts) {
   const std::string of_part = is_first ? "" : fmt::format(" of its part \"{}\"", unit.buffers.layout().name);
   const auto add = [&](std::string_view setting, std::string value) {

@@ -17,7 +17,7 @@ bool is_one_of(const std::vector<Module*>& modules, const Module& module) {
   return std::ranges::any_of(modules, [&](const Module* each) { return each == &module; });
 }
 
-// Of existing values each rank keeps its rows: all are there or none, in memory that the groups move.
+// Each rank keeps its rows of existing values: all are there or none, in memory that the groups move.
 void check_values(const UnitLayout& layout, const std::vector<Parameter*>& parameters) {
   const auto is_on_meta = [](const Parameter* p) { return p->value().local().is_meta(); };
   if (std::ranges::all_of(parameters, is_on_meta)) return;
@@ -122,7 +122,7 @@ void UnitPlans::add(const std::vector<Module*>& modules, const DeviceMesh& mesh,
 
 namespace {
 
-// Of a unit's shards, and of their gradients, on the rank that has most.
+// Bytes of a unit's shards, and with `gradients` of theirs, on the rank that has most.
 std::int64_t bytes_to_offload(const UnitLayout& layout, bool gradients) {
   std::int64_t most = 0;
   for (int shard = 0; shard < layout.shards; ++shard) {
@@ -137,7 +137,7 @@ std::int64_t bytes_to_offload(const UnitLayout& layout, bool gradients) {
   return most;
 }
 
-// Of what may leave memory: what is replicated stays in it anyway.
+// Bytes that may leave memory: what is replicated stays in it anyway.
 std::int64_t bytes_to_offload(const PlannedCall& call) {
   if (!call.policy.offload) return 0;
   std::int64_t bytes = 0;

@@ -37,8 +37,8 @@ class UnitPlans {
   /// One more call, as if those before it had wrapped their modules; their `ignored` parameters are the same. Errors
   /// and communication: those of fully_shard(). Values are looked at, and stay as they are.
   void add(const std::vector<Module*>& modules, const DeviceMesh& mesh, const UnitPolicy& policy);
-  /// Of calls whose policy offloads shards and lets some stay in memory, those that stay are not offloaded. The budget
-  /// is one for all calls. Error if it is negative.
+  /// Drops the offload of calls, smallest first, whose shards fit into the budget, which is one for all calls. Error if
+  /// it is negative.
   void keep_in_memory(std::int64_t budget);
   /// Makes the units of all calls, in their order. Local. OutOfMemory where parameters have values and there is no
   /// memory for their shards: then those before it stay.

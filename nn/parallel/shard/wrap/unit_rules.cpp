@@ -34,7 +34,7 @@ class FreeParameters {
       for (const Module::NamedParameter& p : m.own_parameters()) users_[p.parameter].push_back(&m);
     });
   }
-  /// Those that `m` itself names.
+  /// Free parameters that `m` itself names.
   Parameters own(const Module& m) const {
     Parameters result;
     for (const Module::NamedParameter& p : m.own_parameters())
@@ -42,7 +42,7 @@ class FreeParameters {
         result.insert(p.parameter);
     return result;
   }
-  /// Those that `m` and the modules below name; modules that are wrapped aside.
+  /// Free parameters that `m` and the modules below name, modules that are wrapped aside.
   Parameters below(const Module& m) const {
     if (is_fully_sharded(m)) return {};
     Parameters result = own(m);
