@@ -31,8 +31,8 @@ std::vector<Benchmark> all_benchmarks() {
   return all;
 }
 
-// Those of the first prefix, then of the second, each once. Without a prefix all, but for those of a GPU where there is
-// none.
+// Benchmarks of the first prefix, then of the second, each once. Without a prefix all, but for those of a GPU where
+// there is none.
 std::vector<Benchmark> matching(const std::vector<std::string>& prefixes) {
   if (prefixes.empty()) {
     const bool has_gpu = cuda_library().backend && cuda_library().backend->num_devices() > 0;

@@ -39,8 +39,8 @@ struct Answers {
   std::vector<nlohmann::json> answers;  ///< one of each round
   std::string error;                    ///< why there is nothing; else empty
   bool ok() const { return error.empty(); }
-  /// Of the samples; of a number or list of numbers in every answer, which may lie deeper: "/peak_bytes/gradients".
-  /// Error naming the side where an answer lacks it.
+  /// Median of the samples; of a number or list of numbers in every answer, which may lie deeper:
+  /// "/peak_bytes/gradients". Error naming the side where an answer lacks it.
   double median() const;
   double median(const char* pointer) const;
 };

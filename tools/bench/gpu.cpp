@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::chrono::seconds kOpPatience{60}, kStepPatience{330};  // torch.compile of a large model takes minutes
 
-// Of SHERD_GPU_LIMITS, as SHERD_CUDA_LIB names another library: the same program on the emulated GPU.
+// Takes the program that SHERD_GPU_LIMITS names, the same on the emulated GPU, as SHERD_CUDA_LIB names a library.
 Contestant limit_of(const std::string& request) {
   Contestant result{{}, request};
   try {
@@ -60,7 +60,7 @@ struct Product {
   const char *name, *kind;
   int m, n, k;
 };
-// Of the 1.2 B Llama, one packed product for q, k, v and one for gate and up; forward, dx, dW.
+// Products of the 1.2 B Llama, one packed product for q, k, v and one for gate and up; forward, dx, dW.
 constexpr Product kProducts[] = {
     {"qkv", "NT", 16384, 3072, 2048},       {"out", "NT", 16384, 2048, 2048},
     {"up", "NT", 16384, 8192, 2048},        {"down", "NT", 16384, 2048, 8192},
@@ -131,7 +131,7 @@ std::vector<Contest> step_contests(const StepModel& m, BenchRun& run) {
   return {captured, {.ours = {ours, "eager " + steps}, .rounds = captured.rounds, .patience = kStepPatience}};
 }
 
-// Of a figure: our answers one way, the torches' another.
+// Picks the answers of a figure: ours of one way, the torches' of another.
 Outcome step_outcome(const Steps& s, BenchRun& run) {
   const std::vector<Outcome>& all =
       run.shared_apart(fmt::format("gpu step {}", s.model.name), [&] { return step_contests(s.model, run); });

@@ -17,8 +17,8 @@ struct BenchModel {
 
   bool is_llama() const { return kv_heads > 0; }
   std::int64_t tokens_per_step() const { return batch * tokens; }
-  /// Of a training step of one rank: tokens x (6 N + 6 x layers x T x width), the causal half of attention, N counting
-  /// the tied matrix once, and no matrix that is only looked up in.
+  /// Operations of a training step of one rank: tokens x (6 N + 6 x layers x T x width), the causal half of attention.
+  /// N counts the tied matrix once, and no matrix that is only looked up in.
   double step_flops() const;
   std::int64_t num_parameters() const;
   /// Outside of blocks: the embeddings, the last norm, a head of its own.

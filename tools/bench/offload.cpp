@@ -27,7 +27,7 @@ const Outcome& offload_outcome(const OffloadCase& c, BenchRun& run) {
   });
 }
 
-// Of the transfers of a step, the part that takes no time beside it.
+// Percentage of a step's transfers that hides behind its compute.
 double hidden_share(const Answers& side) {
   const double exposed = side.median() - side.median("/compute_seconds");
   return 100 * (1 - std::max(exposed, 0.0) / side.median("/transfer_seconds"));

@@ -46,7 +46,7 @@ Program record_step(const BenchModel& of) {
   return recorder.finish({&loss, 1}).program;
 }
 
-// Of all nodes, by their rows.
+// Operations of all nodes, by their rows.
 double flops_of(const Program& program) {
   double flops = 0;
   for (const GraphNode& node : program.nodes) {

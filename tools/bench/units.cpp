@@ -59,7 +59,7 @@ Benchmark units_benchmark(const UnitsCase& c, bool optimizer) {
   return row;
 }
 
-// Of each side by itself: a peer's overhead is over the same peer's model without sharding.
+// Each side is compared with itself: a peer's overhead is over the same peer's model without sharding.
 Benchmark overhead_benchmark(const UnitsCase& c, double most_us) {
   Benchmark row;
   row.name = name_of(c, false) + ".overhead";

@@ -62,7 +62,7 @@ int run_printing_errors(std::span<const std::string_view> args, int (*run)(std::
     fmt::print(stderr, "sherd: {}\n", error.what());
     print_limits(kMemoryLimits);
   } catch (const std::exception& error) {
-    // Of threads the standard library and oneTBB say different things.
+    // The standard library and oneTBB report a thread that did not start in different words.
     const std::string_view text = error.what();
     if (text.find("pthread_create") != text.npos || text == std::generic_category().message(EAGAIN))
       print_no_thread(error);

@@ -38,7 +38,7 @@ int shell_status(int status);
 bool was_stopped(int status);
 /// The program or the user wanted this end: another start would end alike, or go on against the user's will.
 bool is_meant(int status);
-/// Of one that has ended: "rank 1 was killed by SIGKILL (Killed)".
+/// End of a rank that has ended: "rank 1 was killed by SIGKILL (Killed)".
 std::string describe_end(const RankProcess& rank);
 /// A rank that lost a peer says so, and so does one that was told of a peer's error ("sherd: rank 3: reason"); the
 /// peer's own error is the one to read.

@@ -40,7 +40,7 @@ std::optional<NextStart> RestartPolicy::after(const StartFailure& failure, std::
   return next;
 }
 
-/// Those of the start before that have failed again; as many of them as may go.
+/// Leaves out ranks that failed in the start before too, as many of them as may go.
 std::vector<int> RestartPolicy::leave_out(const std::vector<int>& failed) {
   std::vector<int> left_out;
   if (options_.min_ranks == 0) return left_out;

@@ -37,7 +37,7 @@ void check_restarts(int ranks, const RestartOptions& options);
 class RestartPolicy {
  public:
   RestartPolicy(int ranks, const RestartOptions& options);
-  /// Of the next start, by rank.
+  /// Slots of the next start, by rank.
   const std::vector<int>& slots() const { return slots_; }
   /// A start has failed after `life`. Nothing if no restart is left; else slots() are those to start.
   std::optional<NextStart> after(const StartFailure& failure, std::chrono::milliseconds life);

@@ -214,7 +214,8 @@ void Supervision::finish(RankStream& stream) {
 
 // ---- replicas that die while the job goes on ----
 
-/// Of a rank that has failed. Ends that are meant count for the whole job, unless the rank does not take part yet.
+/// Whether the job goes on without `rank`, which has failed. Ends that are meant count for the whole job, unless the
+/// rank does not take part yet.
 bool Supervision::is_outlived(RankProcess& rank) {
   if (!survival_ || killed_at_ || (stopping_ && user_signal_ == 0)) return false;
   if (rank.is_outlived) return true;
@@ -275,7 +276,7 @@ void Supervision::look_after_replicas() {
   for (const std::vector<int>& ranks : survival_->to_start(now, has_ended)) start_again(ranks);
 }
 
-/// Of a replica. What the system refuses now it may grant later: the others go on meanwhile.
+/// Starts the ranks of a replica. The system may grant later what it refuses now: the others go on meanwhile.
 void Supervision::start_again(const std::vector<int>& ranks) {
   try {
     for (const int rank : ranks) {
@@ -365,7 +366,7 @@ void Supervision::stop(int signal, milliseconds grace) {
       ::kill(-rank->pid, signal);
       ::kill(-rank->pid, SIGCONT);
     }
-  // Those that are in no rank's group: orphans of ended ranks, and what made itself independent.
+  // Processes in no living rank's group: orphans of ended ranks, and what made itself independent.
   for (const ProcessEntry& entry : descendants()) {
     const bool reached = std::any_of(ranks_.begin(), ranks_.end(),
                                      [&](const auto& rank) { return !rank->status && rank->pid == entry.group; });
@@ -423,7 +424,7 @@ int Supervision::report() {
   return culprit ? shell_status(*culprit->status) : 0;
 }
 
-/// Of ranks that ended because of a peer nothing is said of themselves.
+/// Ranks that ended because of a peer are not reported.
 std::optional<StartFailure> Supervision::failure() const {
   const RankProcess* culprit = to_blame();
   if (!culprit || interrupted_by_ != 0 || !launcher_lives_ || is_meant(*culprit->status)) return std::nullopt;

@@ -155,7 +155,7 @@ int Survival::life_of(int rank) const {
   return replica < 0 ? 1 : replicas_[static_cast<std::size_t>(replica)].life;
 }
 
-/// Those that others wait for: for their votes, or for them to find that the group has failed. A group that all have
+/// Ranks that others wait for: for their votes, or for them to find that the group has failed. A group that all have
 /// left is named again.
 std::vector<int> Survival::late_ranks() {
   const std::vector<int> ranks = members();

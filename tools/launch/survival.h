@@ -18,7 +18,7 @@ class Survival {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Of a job of `ranks` ranks, which have just been started. `backoff` before a replica is started again; twice as
+  /// Watches a job of `ranks` ranks, which have just been started. A replica is started again after `backoff`; twice as
   /// long after each time that it has lived for less than kAtOnce, up to a minute.
   Survival(std::unique_ptr<Store> store, int ranks, std::chrono::milliseconds backoff);
 

@@ -466,7 +466,7 @@ ConfigTable bind(TrainConfig& config) {
 
 void resolve(TrainConfig& config) {
   TrainConfig::Model& m = config.model;
-  // Those from which others are computed here, and by which the other checks divide.
+  // Values from which others are computed here, and by which the other checks divide.
   check_ranges({{"model.heads", m.heads, 1, kMostWidth},
                 {"model.width", m.width, 1, kMostWidth},
                 {"model.kv_heads", m.kv_heads, 0, kMostWidth},

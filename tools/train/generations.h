@@ -71,8 +71,8 @@ struct Agreement {
 
 class Generations {
  public:
-  /// Of this rank; `last`: the generation that it was started in, or after. All waits end after `deadline` without
-  /// progress; long ones give notice.
+  /// Generations as this rank sees them; `last`: the one that it was started in, or after. All waits end after
+  /// `deadline` without progress; long ones give notice.
   Generations(Store& store, int rank, int last, std::chrono::milliseconds deadline, WaitNotice notice = {});
 
   /// Waits for a generation after the last one, votes, and waits for the votes of all its ranks. CommError after the

@@ -50,8 +50,8 @@ std::optional<LinkShape> link_over(std::span<const AxisLink> links, std::span<co
 /// the mesh is made.
 class JobMesh {
  public:
-  /// Of the ranks of `group`, laid out by `text` as mesh_of() reads it. Collective if there are several axes. `links`
-  /// shapes the groups of the mesh (parse_links()), before their first call. Errors, the same on every rank, as
+  /// Mesh of the ranks of `group`, laid out by `text` as mesh_of() reads it. Collective if there are several axes.
+  /// `links` shapes the groups of the mesh (parse_links()), before their first call. Errors, the same on every rank, as
   /// mesh_of(), as parse_links(), and for the link of an axis that the mesh does not have.
   JobMesh(std::string_view text, std::shared_ptr<ProcessGroup> group, std::string_view links = {});
 

@@ -35,13 +35,13 @@ struct StepMetrics {
     std::string why{};
   };
   std::optional<Captured> captured{};
-  /// Of steps beside which a save was written (save_async): what that cost this rank's thread within the step.
+  /// Cost to this rank's thread, within the step, of a save that was written beside it (save_async).
   std::optional<nn::SnapshotCost> save;
   std::optional<RunTimes> times;  ///< of the settled steps of the run so far, at an evaluation
-  /// Of a run that outlives replicas: those that took part, where they were not all.
+  /// Replicas that took part, if not all did, in a run that outlives replicas.
   std::vector<int> replicas{};
-  /// Of the first step of a new group of ranks: what made it, and how long the run stood still, a step that was left
-  /// and made again included.
+  /// Change of replicas before the first step of a new group of ranks, and how long the run stood still, a step that
+  /// was left and made again included.
   struct Regroup {
     std::vector<int> lost{}, returned{};  ///< replicas
     double seconds = 0;

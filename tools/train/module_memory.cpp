@@ -118,7 +118,7 @@ void list(const Branch& node, const std::string& label, int depth, std::vector<L
   }
 }
 
-// Of what is offloaded none.
+// An offloaded tensor has none.
 std::int64_t bytes_in_memory(const Tensor& t) { return home_of(t) ? 0 : t.local().bytes(); }
 
 }  // namespace

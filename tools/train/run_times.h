@@ -13,7 +13,7 @@
 
 namespace sherd {
 
-/// Of `count` steps, in seconds; of a run, of its last kRecentSteps.
+/// Seconds of `count` steps; a run has those of its last kRecentSteps.
 struct StepJitter {
   std::int64_t count = 0;
   double p50 = 0, p95 = 0, max = 0;
@@ -84,7 +84,7 @@ class RunClock {
     RunClock& clock_;
     RunCounters before_;
   };
-  /// Of the steps so far. Collective.
+  /// Times of the steps so far. Collective.
   RunTimes times() const;
 
  private:

@@ -17,7 +17,7 @@
 
 namespace sherd {
 
-/// Of runs that outlive replicas: how often, and how long they stood still for it.
+/// How often a run has outlived replicas, and how long it stood still for it.
 struct SurvivalCounts {
   std::int64_t lost = 0, returned = 0;  ///< replicas
   double lost_seconds = 0, returned_seconds = 0;

@@ -20,7 +20,7 @@ std::atomic<bool> noted_save{false};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free,
               "written by a signal handler");
 
-// Who lives, and what each signal did before the first of them.
+// Number of living StopSignals, and what each signal did before the first of them.
 std::mutex mutex;
 int living = 0;
 std::array<struct sigaction, kSignals.size()> actions_before{};

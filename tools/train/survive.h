@@ -23,7 +23,7 @@ namespace sherd {
 /// The ranks of a job by replicas: those that differ along replicate only are replicas of each other.
 class ReplicaLayout {
  public:
-  /// Of a resolved config on `ranks` ranks. ExitError of kUsage, which says what to change, if such a run cannot
+  /// Layout of a resolved config on `ranks` ranks. ExitError of kUsage, which says what to change, if such a run cannot
   /// outlive a replica: it has but one, or keeps state that has no second copy; what it trains on or records does not
   /// go on in another group.
   ReplicaLayout(const TrainConfig& config, int ranks);
@@ -33,7 +33,7 @@ class ReplicaLayout {
   int data_rank_of(int rank) const { return places_[static_cast<std::size_t>(rank)].data_rank; }
   /// "0,1;2,3": the ranks of each replica.
   std::string text() const;
-  /// Of some ranks. Error unless they are whole replicas.
+  /// Replicas that `ranks` make up. Error unless they are whole replicas.
   std::vector<int> replicas_of(const std::vector<int>& ranks) const;
   /// The same mesh of `replicas` replicas.
   std::string mesh_of(int replicas) const;

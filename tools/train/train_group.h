@@ -1,5 +1,5 @@
 #pragma once
-// Of a run that outlives replicas (survive.h): the group of ranks that a Trainer is of, and what it takes over from the
+// The group of ranks that a Trainer is of, in a run that outlives replicas (survive.h), and what it takes over from the
 // one before.
 #include <cstdint>
 #include <functional>
@@ -15,9 +15,9 @@
 namespace sherd {
 
 struct TrainGroup {
-  /// Of the first group: rows of the batch and dropout go by these, whoever is left.
+  /// Numbers of the first group: rows of the batch and dropout go by these, whichever ranks are left.
   int data_ranks = 1, data_rank = 0;
-  /// Of the first group, those that are left, and how many there were.
+  /// Replicas of the first group that are left, and how many there were.
   std::vector<int> replicas{};
   int num_replicas = 1;
 

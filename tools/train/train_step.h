@@ -42,7 +42,7 @@ struct TrainStepOptions {
 /// The learning rates that [optimizer] describes, of a resolved config.
 nn::CosineSchedule schedule_of(const TrainConfig& config);
 
-/// Of `config` it takes what makes the numbers and the layout: seed, accumulate, compile, fully_shard and what belongs
+/// Takes from `config` what makes the numbers and the layout: seed, accumulate, compile, fully_shard and what belongs
 /// to it, loss_scale, [parallel], [model], [optimizer]. One per rank, on the rank's thread.
 class TrainStep {
  public:

@@ -125,7 +125,7 @@ void Trainer::agree_on_config() {
   });
 }
 
-// Of a hybrid strategy whose mesh names no axis for them.
+// Names an axis of replicas for a hybrid strategy whose mesh has none.
 void Trainer::place_replicas() {
   if (!lacks_replicas(config_)) return;
   RankInfo own;
@@ -170,7 +170,7 @@ void Trainer::open_data() {
   if (resumed_) as_usage([&] { check_data_of(resumed_->manifest()); });
 }
 
-// Of ranks that see the same files of one host the first reads them for all.
+// The first of the ranks that see the same files of one host reads them for all.
 void Trainer::agree_on_data() {
   const TextFiles& files = data_->files();
   std::string seen;

@@ -54,8 +54,8 @@ class Trainer {
   /// does not fit, a folder that holds another run's saves, a device that is not there. An
   /// ExitError of kUsage but where a file cannot be read or is damaged, which the next start may find whole.
   Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group);
-  /// Of a run that outlives replicas: `config` is that of the group, whose mesh has those that are left. Ranks without
-  /// the state are given it by a replica that has it. Error, on every rank, if none has it whole.
+  /// Trainer of a run that outlives replicas: `config` is that of the group, whose mesh has the replicas that are left.
+  /// Ranks without the state are given it by a replica that has it. Error, on every rank, if none has it whole.
   Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group, TrainGroup place);
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
@@ -106,9 +106,9 @@ class Trainer {
   RunRecord record() const;
   std::shared_ptr<const TokenData> shared_data() const { return data_; }
   const std::string& data_content() const { return data_content_; }
-  /// Of a step that has been left.
+  /// Begin of a step that has been left.
   const std::optional<std::chrono::steady_clock::time_point>& left_step_began() const { return step_begin_; }
-  /// Of the metrics file: the last step's, of an earlier group too; empty before the first one.
+  /// The last step's line of the metrics file, of an earlier group too; empty before the first one.
   const std::string& last_line() const { return last_line_; }
   /// run() calls it once on rank 0, with last_line(), when what an earlier group has left of that step is done.
   void when_last_line_is_known(std::function<void(const std::string& line)> write) {

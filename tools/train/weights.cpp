@@ -13,7 +13,7 @@ namespace sherd {
 
 namespace {
 
-// Of [model], what a training run may choose anew.
+// Keys of [model] that a training run may choose anew.
 constexpr std::array<std::string_view, 4> kOfTraining = {"model.sequence", "model.dropout", "model.init_std",
                                                          "model.scaled_residual_init"};
 bool is_of_training(std::string_view key) {

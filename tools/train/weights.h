@@ -14,7 +14,7 @@ namespace sherd {
 /// A checkpoint of `sherd train` or a Hugging Face directory.
 class Weights {
  public:
-  /// Of a folder of checkpoints the newest good one, the same on all ranks; says on stderr if it is not the newest.
+  /// Takes the newest good checkpoint of a folder, the same on all ranks; says on stderr if it is not the newest.
   /// Collective. Throws Error naming the file, on every rank.
   explicit Weights(const std::string& dir, ProcessGroup& group = *make_single_group(),
                    nn::Verify verify = nn::Verify::bytes);

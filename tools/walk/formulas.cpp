@@ -26,7 +26,7 @@ struct Setup {
   bool computes_again = false;
   double recompute_factor = 1;
 
-  /// Of a unit, where it is sharded over this much: elements of the rank that has most.
+  /// Elements of a unit, sharded over this much, on the rank that has most.
   std::int64_t part(const UnitSize& unit, ShardedOver over) const {
     if (over == ShardedOver::none) return unit.elements();
     return unit.part(shards, over == ShardedOver::all ? replicas : 1);
@@ -36,9 +36,9 @@ struct Setup {
     for (const UnitSize& unit : units) sum += part(unit, over);
     return sum;
   }
-  /// Of its shard, whatever a replica owns of that.
+  /// Bytes of its shard, whatever a replica owns of that.
   std::int64_t shard_bytes(const UnitSize& unit) const { return 4 * part(unit, ShardedOver::shards); }
-  /// Of the values that the optimizer updates.
+  /// Bytes of the values that the optimizer updates.
   std::int64_t owned_bytes(const UnitSize& unit) const { return 4 * part(unit, policy.optimizer); }
   std::int64_t full_bytes(const UnitSize& unit) const { return made * unit.elements(); }
   bool is_sharded() const { return policy.optimizer != ShardedOver::none; }
@@ -180,7 +180,7 @@ LinkTimes::Axis seconds_on(const std::optional<LinkShape>& link, int ranks, cons
   return {once(counts.all_gather), once(counts.reduce_scatter) + 2 * once(counts.all_reduce)};
 }
 
-// Of backward, until the last unit's gradients are complete.
+// Share of backward until the last unit's gradients are complete.
 double share_of_last_unit(const Units& units) {
   double blocks = 0;
   for (const UnitSize& unit : units)

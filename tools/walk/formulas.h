@@ -2,7 +2,7 @@
 // What closed formulas say of a row, from the sizes of its units alone: bytes that a rank holds at most, what it
 // communicates in a step, and how long that takes on a link.
 //
-// Of N elements of 4 bytes on s shards and o replicas, R of them the root's and u a unit's (nn/parallel/README.md):
+// N elements of 4 bytes on s shards and o replicas, R of them the root's and u a unit's (nn/parallel/README.md), take:
 //
 //   parameters     4 N / s, or whole                      unsharded      R + two neighbours, or all that stays
 //   gradients      shards so far + the full ones of the   communication  the largest unit in reduction
@@ -33,7 +33,7 @@ struct UnitSize {
   bool is_root = false;
 
   std::int64_t elements() const;
-  /// Of the rank with most rows of each piece, where `parts` ranks share them, and each part is shared by `owners`.
+  /// Elements of the rank with most rows of each piece, where `parts` ranks share them, and `owners` each part.
   std::int64_t part(int parts, int owners = 1) const;
 };
 /// In module order, which is that of forward.
@@ -51,20 +51,20 @@ struct LinkTimes {
   /// Shares of computing: of forward, and of what comes before the first reduction, forward and the last unit's
   /// backward.
   double forward = 0, first_reduction = 0;
-  /// Of dp, before the first reduction over replicas: what the last unit communicates there.
+  /// Seconds of dp before the first reduction over replicas: what the last unit communicates there.
   double before_replicas = 0;
 
-  /// Of the link that is busy longest.
+  /// Seconds of the link that is busy longest.
   double busiest() const;
-  /// Of a step that computes for so long: no shorter than that and the floor, than any link takes, and than a link
+  /// Seconds of a step that computes for so long: no less than that and the floor, than any link takes, and than a link
   /// takes from the first reduction on, before which forward is over, and what it gathers over replicas.
   double step_seconds(double compute_seconds) const;
 };
 
 struct RowFormula {
-  /// Of the rank that holds most; none where there is no closed form, as of activations.
+  /// Bytes of the rank that holds most; none where there is no closed form, as of activations.
   std::array<std::optional<std::int64_t>, kNumCategories> memory{};
-  /// Of all collectives but those of tensor parallelism; none with these.
+  /// Counts of all collectives but those of tensor parallelism; none with these.
   std::optional<CommCounts> comm{};
   std::optional<LinkTimes> link{};  ///< none without a link
 };
