@@ -29,7 +29,7 @@ struct Cut {
   std::int64_t start(int rank) const { return std::accumulate(rows.begin(), rows.begin() + rank, std::int64_t{0}); }
   std::int64_t run(int rank) const { return rows[static_cast<std::size_t>(rank)] * inner; }
   std::int64_t block() const { return start(static_cast<int>(rows.size())) * inner; }
-  /// Of a rank's element i in the full tensor.
+  /// Place of a rank's element i in the full tensor.
   std::int64_t place(int rank, std::int64_t i) const {
     return i / run(rank) * block() + start(rank) * inner + i % run(rank);
   }

@@ -103,7 +103,7 @@ TEST_P(Issue, ReducesScattersSwapsAndSends) {
   });
 }
 
-// Who touches the bytes waits, and an error of the call is theirs; it names the subject.
+// The thread that touches the bytes waits, and gets an error of the call, which names the subject.
 TEST_P(Issue, LendsWhatItUses) {
   run(2, [](HostGroup& group) {
     const Tensor shard = full({4}, group.rank() + 1.0), gathered = zeros({8});

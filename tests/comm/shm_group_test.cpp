@@ -297,7 +297,7 @@ TEST(ShmGroup, ProgramsOfARankMayMeetOneAfterTheOther) {
     const std::vector<RankEnd> ends =
         fork_ranks(store, 1, [](Store& shared, int rank) { make_shm_group(shared, rank, 1)->host().barrier(); });
     EXPECT_EQ(ends[0].status, 0) << program << ends[0].message;
-    // Of two ranks, where nobody listens any more.
+    // Rank 0 of two comes where nobody listens any more.
     const RankEnd alone = fork_ranks(store, 1, [](Store& shared, int) {
       make_shm_group(shared, 0, 2, {.rendezvous_deadline = std::chrono::milliseconds(50)});
     })[0];

@@ -59,7 +59,7 @@ class ServerProcess {
     ::waitpid(process_, nullptr, WUNTRACED);
   }
   void go_on() const { ::kill(process_, SIGCONT); }
-  /// Of any of its connections; as /proc/net/tcp says: sl, local and remote address, state, tx_queue:rx_queue.
+  /// Looks at all its connections in /proc/net/tcp: sl, local and remote address, state, tx_queue:rx_queue.
   bool has_unread_bytes() const {
     std::ifstream file("/proc/net/tcp");
     for (std::string line; std::getline(file, line);) {

@@ -266,7 +266,7 @@ bool shrink_a_value(Program& program, Dice& dice) {
   return true;
 }
 
-// Of a dense tensor whose dims lie the other way round.
+// Strides of a dense tensor whose dims lie the other way round.
 Strides reversed_strides(const Shape& shape) {
   Strides strides = shape;
   std::int64_t step = 1;

@@ -90,7 +90,7 @@ TEST(DistributedReplay, ATensorOfTheStepThatIsAlsoAnArgumentIsNamed) {
   });
 }
 
-// Of three rows, or heads, one rank has two and the other one, which lies dense in any order of dims.
+// One rank has two of three rows, or heads; the other has one, which lies dense in any order of dims.
 TEST(DistributedReplay, UnevenPartsAreCopiedByAllRanksOrByNone) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group, "tp");

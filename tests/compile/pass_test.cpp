@@ -63,7 +63,7 @@ TEST(Pass, ASecondTimeChangesNothing) {
   EXPECT_EQ(text(program), text(once));
 }
 
-// Of the step net.train, as `passes` leave it, after three calls.
+// Program of the step net.train, as `passes` leave it, after three calls.
 Program program_with(TinyNet& net, std::vector<Pass> passes) {
   CompileOptions options;
   options.passes = std::move(passes);

@@ -205,7 +205,7 @@ TEST(DistLayer, F146_AnIndexThatMayBeOfAPartIsRefused) {
       EXPECT_TRUE(same_bits(full_tensor(gather(x, 1, index)), gather(whole, 1, index)));
       EXPECT_TRUE(same_bits(full_tensor(scatter(x, 1, index, terms)), scatter(whole, 1, index, source)));
     });
-  // Of any length along the dim that is picked from, and where nothing is sharded.
+  // An index may have any length along the dim that is picked from, and along one that is not sharded.
   run_ranks(2, [&](const Group& group) {
     const DeviceMesh mesh(group);
     const Tensor whole = values({6, 4}, "x"), rows = distribute(whole, mesh, Shard(0)),

@@ -120,7 +120,7 @@ TEST(ReduceRules, F132_WhatMustBeReducedSpoilsNothingElse) {
   });
 }
 
-// Of 2 rows on 4 ranks two ranks hold none; of 3 rows sharded by 2 and then by 2 one does.
+// Two of 4 ranks hold none of 2 rows; one holds none of 3 rows sharded by 2 and then by 2.
 TEST(ReduceRules, F132_PartsWithoutElementsInEveryType) {
   for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32, DType::u8}) {
     const bool is_signed = dtype != DType::u8;

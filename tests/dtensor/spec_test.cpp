@@ -39,8 +39,8 @@ TEST(ChunkRange, GivesEveryRankCeilRowsUntilTheyAreUsedUp) {
     }
 }
 
-// Of sizes that change from step to step, as ragged rows do: what nobody holds goes, what a tensor or the tape holds
-// stays one object.
+// Layouts of sizes that change from step to step, as ragged rows do: one that nobody holds goes, one that a tensor or
+// the tape holds stays one object.
 TEST(Spec, ListedSizesGoWithWhoHoldsThem) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group, "dp");

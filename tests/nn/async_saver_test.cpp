@@ -60,7 +60,7 @@ struct Training {
     return manifest;
   }
   void save(const std::string& dir, std::int64_t step) { nn::save_checkpoint(dir, manifest(step), state(), *group); }
-  /// Of what this rank saves.
+  /// Bytes of what this rank saves.
   std::int64_t own_bytes() {
     std::int64_t bytes = 0;
     for (const nn::StateEntry& entry : state()) {

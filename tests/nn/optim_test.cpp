@@ -302,7 +302,7 @@ TEST(Optimizer, NumbersThatNoStepCanMeanAreRefused) {
     std::vector<double> refused, taken;
   };
   const std::vector<double> negative{-1, -1e-30, kNan, kInfinity, 1e300};
-  // Those that f32 lacks or that a device may take for 0: a gradient of 0 would be divided by 0.
+  // Values that f32 lacks or that a device may take for 0: a gradient of 0 would be divided by 0.
   const std::vector<double> no_divisor{-1, -1e-30, kNan, kInfinity, 1e300, 1e-50, 1e-45, 1.17e-38};
   for (const Case& c : {Case{&AdamWOptions::lr, "lr", negative, {0, 1e-30, 2}},
                         {&AdamWOptions::eps, "eps", no_divisor, {0, 1.18e-38, 1e-8, 1}},

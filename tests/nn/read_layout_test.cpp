@@ -199,7 +199,7 @@ TEST(ReadLayout, ARankWithoutMemoryForItsRowsEndsTheLoadOfAll) {
   });
 }
 
-// Who cannot open a save has peers that can: none of them begins an exchange.
+// One rank cannot open a save that its peers can open: none of them begins an exchange.
 TEST(ReadLayout, ASaveThatOneRankCannotOpenIsUsedByNone) {
   const TempDir dir;
   save_rows(dir.path(), 2, 1);

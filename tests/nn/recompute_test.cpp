@@ -147,8 +147,8 @@ TEST_F(RecomputeModels, GradientsInBf16HaveTheBitsOfNone) {
   }
 }
 
-// Of a block of GPT wq, wk, wv, wo and up; of Llama's w1 and w3 instead of up. The last product of a block gives what
-// the next one keeps.
+// Full recomputation runs wq, wk, wv, wo and up of a block of GPT again, of Llama's w1 and w3 instead of up. The last
+// product of a block gives what the next one keeps.
 TEST_F(RecomputeModels, WhatRunsAgainInABlock) {
   for (const auto& [style, in_mlp] : {std::pair("gpt", 1), std::pair("llama", 2)}) {
     SCOPED_TRACE(style);

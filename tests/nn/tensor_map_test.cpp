@@ -60,7 +60,7 @@ struct Scores {
   static constexpr std::tuple tensor_members{&Scores::value, &Scores::weight, &Scores::by_name};
 };
 
-// Of a struct's members each has its place, and within a map the keys' order is that of the visits.
+// Each member of a struct has its place, and a map is visited in the order of its keys.
 TEST(TensorMap, F204_StructsAndMapsAreMapped) {
   struct Scoring : Layer<Scoring> {
     Scores forward(const Scores& in) { return in; }

@@ -420,8 +420,8 @@ struct Deciding : nn::Layer<Deciding> {
   }
 };
 
-// Of three passes the first is recorded before the threshold and `early` are frozen, and runs backward after it; `idle`
-// is frozen within that.
+// The first of three passes is recorded before the threshold and `early` are frozen, and runs backward after it; `idle`
+// is frozen within its backward.
 void freeze_in_the_first_pass(Deciding& net, const Group& group, bool is_by_hand) {
   net.between = [&net] { net.idle.set_requires_grad(false); };
   for (int pass = 0; pass < 3; ++pass) {

@@ -97,7 +97,7 @@ TEST(FullyShard, F189_NamesBesideTensorParallelism) {
   });
 }
 
-// Of four axes three have data: what is whole on their ranks is averaged over replicas and shards in one group, which
+// Three of four axes have data: what is whole on their ranks is averaged over replicas and shards in one group, which
 // the whole mesh does not have by itself.
 TEST(FullyShard, F189_WhatIsWholeOnAllRanksBesideAFurtherAxis) {
   run_ranks(8, [](const Group& group) {

@@ -429,7 +429,7 @@ TEST(FullyShard, F96_AnIdentityTransformHasTheBitsOfNone) {
         });
 }
 
-// Of inner dims, and of matrices that one rank has.
+// Shards of inner dims, and matrices that one rank has.
 TEST(FullyShard, F50_F96_AnIdentityTransformServesAnyPlacement) {
   for (const bool is_owned : {true, false})
     run_ranks(2, [=](const Group& group) {

@@ -58,7 +58,7 @@ void prepare(ResidualNet& net, const DeviceMesh& root, const GhostCase& c) {
   net.materialize(nn::Seed{11});
 }
 
-/// Of a rank's first step and its third.
+/// Records of a rank's first step and its third.
 std::vector<StepRecord> records_of(const Group& group, const GhostCase& c) {
   const DeviceMesh root = c.grid.mesh(group);
   ResidualNet net(5, 8);

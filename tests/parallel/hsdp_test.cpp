@@ -215,7 +215,7 @@ TEST(FullyShard, F175_SumsThatLieAsideAreFreed) {
   EXPECT_EQ(few, many);
 }
 
-// Who waits for a sum over replicas lets go of the reductions before it too, though they are of another queue.
+// A wait for a sum over replicas lets go of the reductions before it too, though they are of another queue.
 TEST(FullyShard, F175_NothingOfAReductionStaysAfterTheUpdate) {
   for (const std::optional<DType> type : {std::optional<DType>(), std::optional<DType>(DType::bf16)})
     run_ranks(4, [=](const Group& group) {

@@ -83,7 +83,7 @@ TEST(HybridState, GradientsAreThoseOfHybridShardBitForBit) {
       });
 }
 
-// Of an update of two micro-batches: over replicas one gather for all of them, and evaluation after it gathers no more.
+// One gather per unit over replicas serves both micro-batches of an update, and evaluation after it gathers no more.
 TEST(HybridState, GathersOverReplicasOncePerUpdate) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh = Grid{2, 2}.mesh(group);
@@ -246,8 +246,8 @@ Tensor whole_numbers(int rank, int pass) {
 
 enum class Zeros { always, in_the_last_pass, never };  // set_reduce_unused()
 
-// Of three passes the last is summed over replicas. Before it they use different parameters, so that their earlier sums
-// are of different parameters, or in other buffers.
+// The last of three passes is summed over replicas. Replicas use different parameters before it, so that their earlier
+// sums are of different parameters, or in other buffers.
 void expect_sum_over_replicas(const Group& group, const Grid& grid, const nn::UnitPolicy& policy, Zeros zeros) {
   constexpr int kLast = 2;
   BesideNet net, reference;

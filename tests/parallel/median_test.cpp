@@ -16,7 +16,7 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 
-/// Of an odd number of ranks: every rank sees all gradients, and keeps the middle ones of its rows.
+/// Median over an odd number of ranks: every rank sees all gradients, and keeps the middle ones of its rows.
 nn::UnitReduce median_over(ProcessGroup& group) {
   return [&group](const UnitReduceAttrs& attrs, const Tensor& gradients, std::span<const Tensor> out) {
     const UnitLayout& unit = *attrs.unit;

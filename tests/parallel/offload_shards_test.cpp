@@ -125,7 +125,7 @@ TEST(OffloadShards, F95_MemoryHoldsNothingBetweenStepsAndAUnitOrTwoWithin) {
   });
 }
 
-// Of the optimizer's state alone, and of all.
+// Offloads the optimizer's state alone, then all.
 TEST(OffloadShards, CheckpointsGoEitherWayAndTheRunGoesOnWithTheSameBits) {
   for (const OffloadCase& c : {OffloadCase{}, OffloadCase{.clips = true, .what = Offloads::all}})
     run_ranks(2, [&](const Group& group) {

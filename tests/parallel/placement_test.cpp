@@ -284,7 +284,7 @@ TEST(FullyShard, F50_LayoutsBesideTensorParallelism) {
     EXPECT_EQ(layouts(nn::shard_dim(1)), "f32[7,5]{0: tp; 1: dp} f32[5,7]{1: tp,dp}");
     EXPECT_EQ(layouts(nn::owned_by(1)), "f32[7,5]{0: tp,dp(0,4,0,3)} f32[5,7]{0: dp(0,5); 1: tp}");
     EXPECT_EQ(layouts(nn::owned_by(0)), "f32[7,5]{0: tp,dp(4,0,3,0)} f32[5,7]{0: dp(5,0); 1: tp}");
-    // Of 7 rows tensor parallelism gives 4 and 3: no list fits both, and every rank says so.
+    // Tensor parallelism divides 7 rows into 4 and 3: no list fits both, and every rank says so.
     expect_error([&] { layouts(nn::shard_rows({1, 3})); }, {"\"blocks.0.up.weight\"", "1, 3 rows of dim 0", "has 3"});
   });
 }

@@ -58,7 +58,7 @@ TEST(ShardedProgram, HsdpFromItsTextIsBitwiseTheEagerStep) {
   });
 }
 
-// Of even shards, so that all sizes fit: only the layouts tell the ranks apart.
+// Shards are even, so that all sizes fit: only the layouts tell the ranks apart.
 TEST(ShardedProgram, ATextIsForARankThatHasItsShards) {
   std::array<std::string, 2> texts;
   run_ranks(2, [&](const Group& group) {

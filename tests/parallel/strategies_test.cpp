@@ -138,7 +138,7 @@ TEST(Strategies, KeepingParametersNeverChangesABit) {
     });
 }
 
-// Of an update of two micro-batches; G units.
+// Calls in an update of two micro-batches; G units.
 TEST(Strategies, GatherAndReduceAsOftenAsTheyMust) {
   struct Expected {
     const char* name;

@@ -20,7 +20,7 @@ namespace {
 using Group = std::shared_ptr<ProcessGroup>;
 using enum nn::ShardedOver;
 
-/// Of the categories that formulas tell, now.
+/// Bytes of the categories that formulas tell, at one moment.
 struct Held {
   std::int64_t parameters = 0, unsharded = 0, gradients = 0, optimizer = 0;
   friend bool operator==(const Held&, const Held&) = default;

@@ -55,7 +55,7 @@ struct StrategyCase {
     if (bf16) policy.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
     return policy;
   }
-  /// Of `elements`, how many one rank has where they are divided so.
+  /// How many of `elements` one rank has where they are divided so.
   std::int64_t part(nn::ShardedOver over, std::int64_t elements) const {
     return elements / (over == nn::ShardedOver::none ? 1 : over == nn::ShardedOver::shards ? shards : ranks());
   }

@@ -323,7 +323,7 @@ TEST(FullParameters, AreReadAndWrittenUnderEveryStrategy) {
   });
 }
 
-// Of modules that share a unit, too: each writes its own.
+// Modules of nested scopes may share a unit: each scope writes its own parameters.
 TEST(FullParameters, OfOtherParametersMayBeNested) {
   for (const bool inner_ends_first : {true, false})
     for_each_strategy([=](const Group&, const DeviceMesh& mesh, const nn::UnitPolicy& policy) {

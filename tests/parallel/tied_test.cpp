@@ -52,7 +52,7 @@ struct TiedAtBothEnds : nn::Layer<TiedAtBothEnds> {
   }
 };
 
-/// Who is wrapped beside the blocks and the root.
+/// Ends that are wrapped beside the blocks and the root.
 enum class Wrapped { both, owner, user, neither };
 constexpr Wrapped kWrapped[] = {Wrapped::both, Wrapped::owner, Wrapped::user, Wrapped::neither};
 

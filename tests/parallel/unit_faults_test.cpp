@@ -159,8 +159,8 @@ TEST(FullyShard, F196_TheGradientBufferHoldsWhatTrains) {
     shard(net, DeviceMesh(group));
     net.materialize();
     const nn::UnitHandle unit = nn::unit_of(*net.blocks.items()[0]);
-    // Of a block, each at a multiple of 64 bytes: down [2, W] and [2], up [W, 2] and [W]. On 2 ranks their shards are
-    // halves.
+    // Adapters of a block, each at a multiple of 64 bytes: down [2, W] and [2], up [W, 2] and [W]. On 2 ranks their
+    // shards are halves.
     const std::int64_t adapters = (5 * kWidth + 16) * 4, shards = (5 * kWidth / 2 + 16) * 4;
     ASSERT_GT(unit.gathered_bytes(), 50 * adapters) << "the frozen part";
     Accounting& memory = RankContext::current().allocator().accounting();

@@ -143,11 +143,11 @@ TEST(Dims, CostOfAttentionIsItsProducts) {
   EXPECT_EQ(cost(op::scaled_dot_product_attention_backward, {q, q, k, k, q, lse}, all).flops, 5 * product);
   // The four queries see 4, 5, 6 and 7 keys.
   EXPECT_EQ(cost(op::scaled_dot_product_attention, {q, k, k}, causal).flops, 2 * product * (4 + 5 + 6 + 7) / (4 * 7));
-  // Of seven queries over four keys the first three see none.
+  // The first three of seven queries over four keys see none.
   const Tensor more = meta({2, 3, 7, 8}), fewer = meta({2, 3, 4, 8});
   EXPECT_EQ(cost(op::scaled_dot_product_attention, {more, fewer, fewer}, causal).flops,
             4.0 * 2 * 3 * 8 * (1 + 2 + 3 + 4));
-  // Of a square about half is seen.
+  // About half of a square is seen.
   const Tensor square = meta({1, 1, 64, 16});
   EXPECT_EQ(cost(op::scaled_dot_product_attention_backward, {square, square, square, square, square, meta({1, 1, 64})},
                  causal)
@@ -165,7 +165,7 @@ TEST(Dims, CostOfNormsCountsTheirAffineParameters) {
   EXPECT_EQ(cost(op::rms_norm_backward, {x, x, d, rows}).flops, 9 * 120);
 }
 
-// Of lists: two parameters of 6 and 4 elements.
+// Lists of two parameters, of 6 and 4 elements.
 TEST(Dims, CostOfOptimizersIsThatOfTheirListsAndWhatTheyWrite) {
   const Tensor a = meta({2, 3}), b = meta({4}), one = meta({});
   const OpCost adamw = cost(op::adamw, {a, b, a, b, a, b, a, b, one, one, one}, AdamWAttrs{.count = 2});

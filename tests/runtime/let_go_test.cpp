@@ -23,7 +23,7 @@ void submit(HostQueue& to, std::vector<Loan> loans, std::function<void()> run) {
   to.submit({.name = "work", .run = std::move(run), .loans = loans});
 }
 
-// Who writes does not wait for work that lets go, on the rank's thread or on another queue; each storage is asked for
+// A writer does not wait for work that lets go, on the rank's thread or on another queue; each storage is asked for
 // once.
 TEST(LetGo, WorkThatLetsGoOfWhatItReadsIsNotWaitedFor) {
   RankScope scope;

@@ -116,7 +116,7 @@ TEST_F(OffloadSavedTest, EnoughRoomMovesNothing) {
   EXPECT_EQ(saved.home_bytes(), 0);
 }
 
-// Of the 4 units in flight 2 are of what was saved last; backward reads these while the ones before come.
+// Two of the 4 units in flight are of what was saved last; backward reads these while the ones before come.
 TEST_F(OffloadSavedTest, FetchesComeAheadOfTheirUse) {
   OffloadSaved saved(options(4));
   Slot x("x", true);

@@ -287,7 +287,7 @@ TEST(UnitRows, GatherCastsUnlessItIsCurrent) {
   EXPECT_TRUE(same_bits(view_at(full, {2, 3}, 0, DType::bf16),
                         cast(Tensor::from<float>({1, 2, 3, 4, 5, 1}, {2, 3}), DType::bf16)));
   EXPECT_TRUE(same_bits(view_at(full, {5}, 64, DType::f32), Tensor::from<float>({-1, -2, -3, -4, -5}, {5})));
-  // Of equal versions: nothing is done, and after a write to the shards all of it.
+  // Nothing is done while versions are equal, and all of it after a write to the shards.
   const std::uint32_t version = full.storage()->version();
   fill_into(view_at(full, {5}, 64, DType::f32), 7);
   full.storage()->set_version(version);

@@ -26,7 +26,7 @@ class HostileReader {
 
 struct HostileTarget {
   std::string_view name;
-  /// Of memory, beyond three times the bytes of an input: what reading takes however short the input is.
+  /// Memory that reading takes however short the input is, beyond three times the bytes of the input.
   std::int64_t fixed_bytes;
   std::function<std::unique_ptr<HostileReader>()> open;  ///< in the process that reads
 };

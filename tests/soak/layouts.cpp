@@ -30,7 +30,7 @@ struct Options {
   int every = 1;           // one in so many pairs of layouts
 };
 
-/// Of replicas, shards of the data, and tensor parallelism, slowest first.
+/// Ranks of replicas, of shards of the data, and of tensor parallelism, slowest first.
 struct Layout {
   const char* strategy;
   int replicas, dp, tp;

@@ -52,8 +52,8 @@ std::string text_of(const PassPlan& pass) {
   return fmt::format("; uses {}{}", uses, texts(pass, kOfPasses));
 }
 
-/// Of each of these blocks. Where ranks use different linears a unit trains on all ranks or on none: it is reduced when
-/// a parameter of it is reached.
+/// Both linears of each of these blocks. Where ranks use different linears a unit trains on all ranks or on none: it is
+/// reduced when a parameter of it is reached.
 std::uint32_t both_linears(std::uint32_t blocks) {
   std::uint32_t linears = 0;
   for (int b = 0; b < kBlocks; ++b) linears |= (blocks >> b & 1U) * 3U << (2 * b);

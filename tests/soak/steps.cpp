@@ -226,7 +226,7 @@ class Phase {
     const std::uint64_t batch = (number_ * kStepsPerPhase + step_) * kBatchesPerStep + pass;
     return narrow(batch_of(kRanks * kRows, width, batch, what), 0, rank * kRows, kRows);
   }
-  /// Of a rank's passes: x, y, x, y, ...
+  /// Inputs of a rank's passes: x, y, x, y, ...
   std::vector<Tensor> inputs(int rank) const {
     std::vector<Tensor> in;
     for (std::size_t i = 0; i < now_.work.passes.size(); ++i) {

@@ -246,7 +246,7 @@ double own_bytes() {
   fail("/proc/self/status has no RssAnon");
 }
 
-/// Of all ranks, which make nothing meanwhile.
+/// Bytes of all ranks, which make nothing meanwhile.
 double own_bytes_at_rest(ProcessGroup& group) {
   RankContext::current().drain_queues();
   group.host().barrier();

@@ -70,7 +70,7 @@ class Watchdog {
 /// Resident memory of the process against steps.
 class Resident {
  public:
-  /// Of what is in use: pages that the allocator keeps are given back first.
+  /// Samples the memory in use: pages that the allocator keeps are given back first.
   void sample(double step) {
     ::malloc_trim(0);
     std::int64_t size = 0, resident = 0;

@@ -11,13 +11,13 @@
 
 namespace sherd::testing {
 
-/// Of this thread.
+/// Heap use of this thread.
 struct HeapCount {
   std::int64_t allocations = 0, live_bytes = 0, peak_bytes = 0;
 };
 inline thread_local HeapCount t_heap;
 
-/// Of all threads.
+/// Heap use of all threads.
 inline std::atomic<std::int64_t> g_live_bytes{0}, g_peak_bytes{0};
 
 /// The most bytes of the heap that this thread takes at a time in `call()`, beyond those that are taken before.

@@ -27,7 +27,7 @@ std::vector<Tensor> inputs_of(const OpCase& test_case, DType dtype);
 
 /// All cases, family by family. Every row has some but those that dtensor runs in its own way, without a kernel.
 const std::vector<OpCase>& op_cases();
-/// Those: what moves tensors, and the one row that its sharding rule runs as a program of others.
+/// Whether the row moves tensors, or is the one that its sharding rule runs as a program of others.
 inline bool is_run_by_dtensor(const Op& row) {
   return row.traits.placement || &row == &op::linear_cross_entropy_backward;
 }

@@ -153,7 +153,8 @@ TEST_F(OffloadRuns, ResumeWithItOrWithoutBitForBit) {
   }
 }
 
-// Of 8 bytes of state per parameter beside 8 of parameters and gradients: what does not fit in memory fits without.
+// State takes 8 bytes per parameter, beside 8 of parameters and gradients: a run that does not fit with it in memory
+// fits without.
 TEST_F(OffloadRuns, TrainWithinALimitThatTheStateInMemoryExceeds) {
   config_.model.width = 128;
   config_.model.layers = 3;

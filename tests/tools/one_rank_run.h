@@ -22,7 +22,7 @@ struct StepOfRun {
   std::vector<int> replicas;  ///< that took part
 };
 
-/// Of a metrics file, whose lines are to be those of steps 1, 2, 3, ... in order.
+/// Steps of a metrics file, whose lines are to be those of steps 1, 2, 3, ... in order.
 inline std::vector<StepOfRun> steps_of_run(const std::string& metrics, int num_replicas) {
   std::vector<StepOfRun> steps;
   std::ifstream file(metrics);

@@ -47,7 +47,7 @@ struct Place {
   std::string module;
 };
 
-/// Of the device that the run trains on.
+/// Allocator of the device that the run trains on.
 inline Allocator& memory_of(const TrainConfig& config) {
   return RankContext::current().allocator(parse_device(config.device));
 }

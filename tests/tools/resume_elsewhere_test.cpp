@@ -38,14 +38,14 @@ TrainConfig in_layout(TrainConfig config, const Layout& layout) {
   return config;
 }
 
-/// Of the pairs of layouts, a fifth in which each is with several others. All of them take a minute.
+/// A fifth of the pairs of layouts, in which each layout is with several others. All pairs take a minute.
 bool is_tried(const Layout& from, const Layout& to) { return (7 * (&from - kLayouts) + 3 * (&to - kLayouts)) % 5 == 0; }
 
 std::string name_of(const Layout& layout) {
   return fmt::format("{} on {} ranks, mesh \"{}\"", layout.strategy, layout.ranks, layout.mesh);
 }
 
-/// Of the losses after the save, relative.
+/// Relative difference of the losses after the save.
 struct Difference {
   double largest = 0, typical = 0;  // the mean's root of squares
 };

@@ -154,7 +154,7 @@ TEST_F(StepTraceTest, CollectivesAreThoseThatTheGroupCounts) {
   }
 }
 
-// Of every rank: what its steps take from the system. A fault of ours would be in every step; the system has some too.
+// Steps of every rank take nothing from the system. A fault of ours would be in every step; the system has some too.
 void expect_steady(const ReadTrace& read, int ranks) {
   std::map<std::string, std::vector<std::int64_t>> faults, allocations;
   for (const TraceCount& count : read.counts) {

@@ -308,7 +308,7 @@ TEST_F(SurviveThreads, ARankMayDieWhenItComesBack) {
   EXPECT_GE(job.runs.size(), 2u);
 }
 
-// Of replicas 0, 1, 2 each time: who is lost, who is back, and who is there after both.
+// Each case names the replicas of 0, 1, 2 that are lost, those that are back, and those that are there after both.
 TEST(Regroup, OfTwoChangesOnlyWhatIsNewIsTold) {
   using List = std::vector<int>;
   const auto expect = [](const StepMetrics::Regroup& all, const List& lost, const List& returned) {

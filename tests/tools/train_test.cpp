@@ -85,7 +85,8 @@ TEST_F(TrainProgram, GivesTheNumbersOfTheTrainerOnAnyKindOfGroup) {
   EXPECT_EQ(report_.find("DIFFERS"), std::string::npos) << report_;
 }
 
-// Of one tensor: a byte for each element, four for each block of 256 that begins on a rank. Rows are cut into chunks.
+// Bytes of one tensor: one for each element, four for each block of 256 that begins on a rank. Rows are cut into
+// chunks.
 std::int64_t bytes_in_8_bits(const Shape& shape, std::int64_t ranks) {
   std::int64_t bytes = 0;
   const std::int64_t rows = shape[0], chunk = (rows + ranks - 1) / ranks;

@@ -34,7 +34,7 @@ class Walk : public testing::ProgramTest {
       return rows.at(0);
     }
   };
-  /// Of `sherd walk` on a tiny model.
+  /// Runs `sherd walk` on a tiny model.
   static Result walk(Words words) {
     words.insert(words.begin(), {"walk", "--json", "--measured", "1", "--rounds", "1", "--layers", "3", "--width", "64",
                                  "--heads", "2", "--sequence", "32"});

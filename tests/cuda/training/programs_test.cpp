@@ -33,7 +33,7 @@ class CudaProgram : public ProgramTest {
     for (std::string line; std::getline(text, line);) lines.push_back(json::parse(line));
     return lines;
   }
-  /// Of a program that failed as it should.
+  /// Expects that a program failed as it should.
   static void expect_failed(const ProgramEnd& end, std::initializer_list<std::string_view> parts, int status = 1) {
     EXPECT_FALSE(end.timed_out);
     EXPECT_EQ(end.status, status) << end.err;
