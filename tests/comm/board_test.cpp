@@ -56,11 +56,11 @@ TEST(Board, AnExchangeThatIsLeftReadsNoLonger) {
   Board one = handle(memory, 0), other = handle(memory, 1);
   const auto leave = [](Board& board) {
     std::vector<float> data(kSmallBytes);
-    Lanes lanes(2);
-    lanes.add_even(data.data(), DType::f32, std::ssize(data));
+    Shares shares(2);
+    shares.add_even(data.data(), DType::f32, std::ssize(data));
     board.enter(board.open_call(CommOp::all_reduce), Board::Clock::now());
     {
-      Exchange exchange(board, lanes, lanes.num_lanes());
+      Exchange exchange(board, shares, shares.num_shares());
       EXPECT_TRUE(exchange.is_in_place());
       EXPECT_TRUE(exchange.next());
       exchange.meet();

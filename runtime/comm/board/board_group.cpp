@@ -1,10 +1,10 @@
 // Collectives as rounds of show, meet, read. Which rank reads what:
 //
-//   all_gather      lane r is shown by rank r                  every rank copies all other lanes
-//   broadcast       one lane, shown by the root                every rank copies it
-//   reduce_scatter  every rank shows all lanes                 rank r combines lane r of all ranks
-//   all_reduce      the same, then rank r shows its result     every rank copies all other lanes
-//   small all_reduce: one lane, shown by all                   every rank combines everything
+//   all_gather      share r is shown by rank r                every rank copies all other shares
+//   broadcast       one share, shown by the root              every rank copies it
+//   reduce_scatter  every rank shows all shares               rank r combines share r of all ranks
+//   all_reduce      the same, then rank r shows its result    every rank copies all other shares
+//   small all_reduce: one share, shown by all                 every rank combines everything
 #include "runtime/comm/board/board_group.h"
 
 #include <algorithm>
@@ -155,7 +155,7 @@ void BoardGroup::check_counts(std::span<const std::int64_t> counts, std::int64_t
 }
 
 OpenedCall BoardGroup::open(std::span<const GatherPart> parts) {
-  OpenedCall opened{board_.open_call(CommOp::all_gather), Lanes(size())};
+  OpenedCall opened{board_.open_call(CommOp::all_gather), Shares(size())};
   checked(CommOp::all_gather, [&] {
     for (const GatherPart& part : parts) {
       check_counts(part.counts, part.blocks);
@@ -163,35 +163,35 @@ OpenedCall BoardGroup::open(std::span<const GatherPart> parts) {
       check(part.source != nullptr || part.blocks == 1, "a gather into {} blocks needs a source", part.blocks);
       if (part.source == nullptr) {
         opened.call.add_part(part.dtype, part.counts);
-        opened.lanes.add(part.data, part.dtype, part.counts);
+        opened.shares.add(part.data, part.dtype, part.counts);
         continue;
       }
       check_source(part);
       opened.call.add_part(part.dtype, part.counts, part.source_dtype, part.blocks);
-      opened.lanes.add(part.data, part.dtype, part.counts, rank(), part.source, part.source_dtype, part.blocks);
+      opened.shares.add(part.data, part.dtype, part.counts, rank(), part.source, part.source_dtype, part.blocks);
     }
     opened.call.close();
   });
-  opened.num_bytes = opened.lanes.num_bytes();
+  opened.num_bytes = opened.shares.num_bytes();
   return opened;
 }
 
 void BoardGroup::all_gather(std::span<const GatherPart> parts) {
   const OpenedCall opened = open(parts);
   return run(CommOp::all_gather, opened.call, opened.num_bytes, [&] {
-    Exchange exchange(board_, opened.lanes, 1, rank());
-    if (!exchange.is_in_place()) copy_sources(board_, parts, opened.lanes);
+    Exchange exchange(board_, opened.shares, 1, rank());
+    if (!exchange.is_in_place()) copy_sources(board_, parts, opened.shares);
     while (exchange.next()) {
       exchange.show(rank());
       exchange.meet();
-      read_gather(board_, exchange, parts, opened.lanes);
+      read_gather(board_, exchange, parts, opened.shares);
     }
     exchange.finish();
   });
 }
 
 OpenedCall BoardGroup::open(std::span<const ScatterPart> parts, const ReduceOptions& options) {
-  OpenedCall opened{board_.open_call(CommOp::reduce_scatter), Lanes(size())};
+  OpenedCall opened{board_.open_call(CommOp::reduce_scatter), Shares(size())};
   checked(CommOp::reduce_scatter, [&] {
     for (const ScatterPart& part : parts) {
       check_counts(part.counts, part.blocks);
@@ -200,7 +200,7 @@ OpenedCall BoardGroup::open(std::span<const ScatterPart> parts, const ReduceOpti
       check_reducible(part.dtype, options);
       check_scatter_types(part);
       opened.call.add_part(part.wire.value_or(part.dtype), part.counts, part.dtype, part.blocks);
-      opened.lanes.add(part.in, part.dtype, part.counts, part.blocks);
+      opened.shares.add(part.in, part.dtype, part.counts, part.blocks);
       opened.num_bytes += sum(part.counts) * wire_size(part);
     }
     opened.call.close_with_reduction(options);
@@ -211,11 +211,11 @@ OpenedCall BoardGroup::open(std::span<const ScatterPart> parts, const ReduceOpti
 void BoardGroup::reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) {
   const OpenedCall opened = open(parts, options);
   return run(CommOp::reduce_scatter, opened.call, opened.num_bytes, [&] {
-    Exchange exchange(board_, opened.lanes, opened.lanes.num_lanes());
+    Exchange exchange(board_, opened.shares, opened.shares.num_shares());
     while (exchange.next()) {
       show_scatter(board_, exchange);
       exchange.meet();
-      read_scatter(board_, exchange, parts, opened.lanes, options);
+      read_scatter(board_, exchange, parts, opened.shares, options);
     }
     exchange.finish();
   });
@@ -235,26 +235,26 @@ void BoardGroup::all_reduce(std::span<const FlatPart> parts, ReduceOptions optio
     call.close_with_reduction(options);
   });
   const bool is_small = num_bytes <= kSmallBytes;
-  Lanes lanes(is_small ? 1 : size());
-  for (const FlatPart& part : parts) lanes.add_even(part.data, part.dtype, part.count);
+  Shares shares(is_small ? 1 : size());
+  for (const FlatPart& part : parts) shares.add_even(part.data, part.dtype, part.count);
   return run(CommOp::all_reduce, call, num_bytes, [&] {
-    Exchange exchange(board_, lanes, lanes.num_lanes());
+    Exchange exchange(board_, shares, shares.num_shares());
     std::vector<const std::byte*> inputs(static_cast<std::size_t>(size()));
-    const int own_lane = is_small ? 0 : rank();
+    const int own_share = is_small ? 0 : rank();
     const bool streams = num_bytes >= kStreamBytes;
     copy_sources(board_, parts);
     while (exchange.next()) {
-      for (int lane = 0; std::cmp_less(lane, lanes.num_lanes()); ++lane)
-        if (is_small || lane != own_lane) exchange.show(lane);
+      for (int share = 0; std::cmp_less(share, shares.num_shares()); ++share)
+        if (is_small || share != own_share) exchange.show(share);
       exchange.meet();
-      for (const Piece& piece : exchange.pieces(own_lane))
-        reduce_piece(board_, exchange, own_lane, piece, inputs, target(parts[piece.strip].data, piece),
+      for (const Piece& piece : exchange.pieces(own_share))
+        reduce_piece(board_, exchange, own_share, piece, inputs, target(parts[piece.strip].data, piece),
                      reduction_of(options, size(), piece.dtype), streams);
       if (is_small) continue;
-      exchange.show(own_lane);
+      exchange.show(own_share);
       exchange.meet();
       for (int peer = 0; peer < size(); ++peer)
-        if (peer != rank()) copy_lane(board_, exchange, peer, peer, parts, streams);
+        if (peer != rank()) copy_share(board_, exchange, peer, peer, parts, streams);
     }
     exchange.finish();
   });
@@ -262,7 +262,7 @@ void BoardGroup::all_reduce(std::span<const FlatPart> parts, ReduceOptions optio
 
 void BoardGroup::broadcast(std::span<const FlatPart> parts, int root) {
   Fingerprint call = board_.open_call(CommOp::broadcast);
-  Lanes lanes(1);
+  Shares shares(1);
   checked(CommOp::broadcast, [&] {
     check(root >= 0 && root < size(), "the root is {}, the group has {} ranks; give a root in 0..{}", root, size(),
           size() - 1);
@@ -270,17 +270,17 @@ void BoardGroup::broadcast(std::span<const FlatPart> parts, int root) {
       check(part.count >= 0, "the count is {}; counts must not be negative", part.count);
       check_data(part.data, part.count);
       call.add_part(part.dtype, std::span(&part.count, 1));
-      lanes.add_even(part.data, part.dtype, part.count);
+      shares.add_even(part.data, part.dtype, part.count);
     }
     call.close_with_root(root);
   });
-  return run(CommOp::broadcast, call, lanes.num_bytes(), [&] {
-    Exchange exchange(board_, lanes, 1);
+  return run(CommOp::broadcast, call, shares.num_bytes(), [&] {
+    Exchange exchange(board_, shares, 1);
     if (rank() == root) copy_sources(board_, parts);
     while (exchange.next()) {
       if (rank() == root) exchange.show(0);
       exchange.meet();
-      if (rank() != root) copy_lane(board_, exchange, root, 0, parts, lanes.num_bytes() >= kStreamBytes);
+      if (rank() != root) copy_share(board_, exchange, root, 0, parts, shares.num_bytes() >= kStreamBytes);
     }
     exchange.finish();
   });

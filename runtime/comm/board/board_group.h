@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "runtime/comm/board/board.h"
-#include "runtime/comm/board/lanes.h"
 #include "runtime/comm/board/lateness.h"
+#include "runtime/comm/board/shares.h"
 #include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/division.h"
 #include "runtime/comm/group/host_group.h"
@@ -18,7 +18,7 @@ namespace sherd::comm {
 /// A call that ranks are about to come to: what they compare, and how its tensors are cut.
 struct OpenedCall {
   Fingerprint call;
-  Lanes lanes;
+  Shares shares;
   std::int64_t num_bytes = 0;
 };
 

@@ -22,15 +22,15 @@ std::int64_t* heap_table(const Board& board, int rank, std::uint64_t round) {
 
 }  // namespace
 
-Exchange::Exchange(Board& board, const Lanes& lanes, std::size_t slots, int own)
+Exchange::Exchange(Board& board, const Shares& shares, std::size_t slots, int own)
     : board_(board),
-      lanes_(lanes),
+      shares_(shares),
       is_in_place_(board.size() == 1 ||
-                   (lanes.num_bytes() > kSmallBytes && (board.options().is_one_process || agree_on_heaps(own)))),
+                   (shares.num_bytes() > kSmallBytes && (board.options().is_one_process || agree_on_heaps(own)))),
       slots_(slots),
       slot_bytes_(is_in_place_ ? Rounds::kUnlimited : board.options().window_bytes / slots / 64 * 64),
-      rounds_(lanes, slot_bytes_) {
-  if (is_in_place_) board_.show_strips(lanes_.strips().data());
+      rounds_(shares, slot_bytes_) {
+  if (is_in_place_) board_.show_strips(shares_.strips().data());
 }
 
 Exchange::~Exchange() {
@@ -38,16 +38,17 @@ Exchange::~Exchange() {
 }
 
 bool Exchange::agree_on_heaps(int own) {
-  const std::size_t num_strips = lanes_.strips().size();
+  const std::size_t num_strips = shares_.strips().size();
   if (board_.options().heap_bytes == 0 || num_strips * sizeof(std::int64_t) > board_.options().window_bytes)
     return false;
   const auto heap = reinterpret_cast<std::intptr_t>(board_.heap(board_.rank()));
   heap_round_ = board_.next_round();
   std::int64_t* table = heap_table(board_, board_.rank(), heap_round_);
   for (std::size_t i = 0; i < num_strips; ++i) {
-    const Strip& strip = lanes_.strips()[i];
-    const auto lane = static_cast<std::size_t>(std::max(own, 0));
-    const std::int64_t first = lanes_.start(i, lane), last = lanes_.start(i, own < 0 ? lanes_.num_lanes() : lane + 1);
+    const Strip& strip = shares_.strips()[i];
+    const auto share = static_cast<std::size_t>(std::max(own, 0));
+    const std::int64_t first = shares_.start(i, share),
+                       last = shares_.start(i, own < 0 ? shares_.num_shares() : share + 1);
     const std::int64_t offset = strip.readable - heap, size = byte_size(strip.readable_dtype);
     const bool is_inside =
         offset + first * size >= 0 && std::cmp_less_equal(offset + last * size, board_.options().heap_bytes);
@@ -68,12 +69,12 @@ bool Exchange::next() {
   return true;
 }
 
-void Exchange::show(int lane) {
+void Exchange::show(int share) {
   if (is_in_place_) return;
   std::byte* slot =
-      board_.window(board_.rank(), round_) + (slots_ == 1 ? 0 : static_cast<std::size_t>(lane)) * slot_bytes_;
-  for (const Piece& piece : pieces(lane)) {
-    std::memcpy(slot + piece.offset, lanes_.strips()[piece.strip].data + piece.byte_first(), piece.byte_count());
+      board_.window(board_.rank(), round_) + (slots_ == 1 ? 0 : static_cast<std::size_t>(share)) * slot_bytes_;
+  for (const Piece& piece : pieces(share)) {
+    std::memcpy(slot + piece.offset, shares_.strips()[piece.strip].data + piece.byte_first(), piece.byte_count());
     board_.count_copied(static_cast<std::int64_t>(piece.byte_count()));
   }
 }
@@ -88,12 +89,12 @@ void Exchange::meet() {
   is_reading_ = true;
 }
 
-const std::byte* Exchange::at(int rank, int lane, const Piece& piece) const {
-  if (!is_in_place_ && rank == board_.rank()) return lanes_.strips()[piece.strip].data + piece.byte_first();
+const std::byte* Exchange::at(int rank, int share, const Piece& piece) const {
+  if (!is_in_place_ && rank == board_.rank()) return shares_.strips()[piece.strip].data + piece.byte_first();
   if (!is_in_place_)
-    return board_.window(rank, round_) + (slots_ == 1 ? 0 : static_cast<std::size_t>(lane)) * slot_bytes_ +
+    return board_.window(rank, round_) + (slots_ == 1 ? 0 : static_cast<std::size_t>(share)) * slot_bytes_ +
            piece.offset;
-  const Strip& own = lanes_.strips()[piece.strip];
+  const Strip& own = shares_.strips()[piece.strip];
   std::intptr_t readable = own.readable;
   if (rank != board_.rank())
     readable = board_.options().is_one_process ? static_cast<const Strip*>(board_.strips(rank))[piece.strip].readable

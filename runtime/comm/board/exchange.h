@@ -3,13 +3,13 @@
 // calls read the peer's tensors in place where that is possible: between threads always, between processes if every
 // rank has its tensors in its shared heap. Algorithms see no difference:
 //
-//   while (exchange.next()) { exchange.show(lane); exchange.meet(); ... exchange.at(peer, piece) ... }
+//   while (exchange.next()) { exchange.show(share); exchange.meet(); ... exchange.at(peer, piece) ... }
 //   exchange.finish();
 #include <cstddef>
 #include <span>
 
 #include "runtime/comm/board/board.h"
-#include "runtime/comm/board/lanes.h"
+#include "runtime/comm/board/shares.h"
 
 namespace sherd::comm {
 
@@ -18,9 +18,9 @@ inline constexpr std::int64_t kSmallBytes = 16384;
 
 class Exchange {
  public:
-  /// `slots` is how many lanes a rank shows at once: 1, or lanes.num_lanes(). A rank exposes its lane `own` only, or
-  /// all lanes if that is -1. `lanes` must outlive this. Large calls between processes meet here.
-  Exchange(Board& board, const Lanes& lanes, std::size_t slots, int own = -1);
+  /// `slots` is how many shares a rank shows at once: 1, or shares.num_shares(). A rank exposes its share `own` only,
+  /// or all shares if that is -1. `shares` must outlive this. Large calls between processes meet here.
+  Exchange(Board& board, const Shares& shares, std::size_t slots, int own = -1);
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
@@ -29,15 +29,15 @@ class Exchange {
   bool is_in_place() const { return is_in_place_; }
   /// Opens the next round; false when nothing is left.
   bool next();
-  std::span<const Piece> pieces(int lane) const { return rounds_.pieces(static_cast<std::size_t>(lane)); }
-  /// Makes this rank's data of a lane readable to the peers after the next meeting.
-  void show(int lane);
+  std::span<const Piece> pieces(int share) const { return rounds_.pieces(static_cast<std::size_t>(share)); }
+  /// Makes this rank's data of a share readable to the peers after the next meeting.
+  void show(int share);
   /// Waits until all ranks have shown what they want to show.
   void meet();
   /// A peer's bytes of a piece, or this rank's; valid until the next meeting or round. Their type is type_at(piece).
-  const std::byte* at(int rank, int lane, const Piece& piece) const;
+  const std::byte* at(int rank, int share, const Piece& piece) const;
   DType type_at(const Piece& piece) const {
-    return is_in_place_ ? lanes_.strips()[piece.strip].readable_dtype : piece.dtype;
+    return is_in_place_ ? shares_.strips()[piece.strip].readable_dtype : piece.dtype;
   }
   /// After this the peers no longer read this rank's tensors.
   void finish();
@@ -46,7 +46,7 @@ class Exchange {
   bool agree_on_heaps(int own);
 
   Board& board_;
-  const Lanes& lanes_;
+  const Shares& shares_;
   bool has_met_ = false;  // in the constructor
   std::uint64_t heap_round_ = 0;
   bool is_in_place_;

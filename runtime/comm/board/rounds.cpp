@@ -23,22 +23,22 @@ Reduction reduction_of(const ReduceOptions& options, int size, const ScatterPart
   return reduction;
 }
 
-void reduce_piece(Board& board, const Exchange& exchange, int lane, const Piece& piece,
+void reduce_piece(Board& board, const Exchange& exchange, int share, const Piece& piece,
                   std::span<const std::byte*> inputs, std::byte* out, const Reduction& reduction, bool streams) {
   for (std::size_t rank = 0; rank < inputs.size(); ++rank)
-    inputs[rank] = exchange.at(static_cast<int>(rank), lane, piece);
+    inputs[rank] = exchange.at(static_cast<int>(rank), share, piece);
   reduce(inputs, out, piece.count, reduction, streams);
   board.count_copied(piece.count * byte_size(reduction.out));
 }
 
-void copy_sources(Board& board, std::span<const GatherPart> parts, const Lanes& lanes) {
-  const auto lane = static_cast<std::size_t>(board.rank());
+void copy_sources(Board& board, std::span<const GatherPart> parts, const Shares& shares) {
+  const auto share = static_cast<std::size_t>(board.rank());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const GatherPart& part = parts[i];
     if (part.source == nullptr) continue;
-    const std::int64_t count = part.counts[lane] / part.blocks;  // of each block
-    const std::int64_t block = lanes.start(i, lanes.num_lanes()) / part.blocks;
-    auto* to = static_cast<std::byte*>(part.data) + lanes.start(i, lane) / part.blocks * byte_size(part.dtype);
+    const std::int64_t count = part.counts[share] / part.blocks;  // of each block
+    const std::int64_t block = shares.start(i, shares.num_shares()) / part.blocks;
+    auto* to = static_cast<std::byte*>(part.data) + shares.start(i, share) / part.blocks * byte_size(part.dtype);
     const auto* from = static_cast<const std::byte*>(part.source);
     for (std::int64_t b = 0; b < part.blocks; ++b)
       board.count_copied(copy(to + b * block * byte_size(part.dtype), part.dtype,
@@ -52,10 +52,10 @@ void copy_sources(Board& board, std::span<const FlatPart> parts) {
       board.count_copied(copy(part.data, part.dtype, part.source, part.dtype, part.count, false));
 }
 
-void read_gather(Board& board, const Exchange& exchange, std::span<const GatherPart> parts, const Lanes& lanes) {
-  const bool streams = lanes.num_bytes() >= kStreamBytes;
+void read_gather(Board& board, const Exchange& exchange, std::span<const GatherPart> parts, const Shares& shares) {
+  const bool streams = shares.num_bytes() >= kStreamBytes;
   for (int peer = 0; peer < board.size(); ++peer)
-    if (peer != board.rank() || exchange.is_in_place()) copy_lane(board, exchange, peer, peer, parts, streams);
+    if (peer != board.rank() || exchange.is_in_place()) copy_share(board, exchange, peer, peer, parts, streams);
 }
 
 void show_scatter(const Board& board, Exchange& exchange) {
@@ -63,16 +63,16 @@ void show_scatter(const Board& board, Exchange& exchange) {
     if (peer != board.rank()) exchange.show(peer);
 }
 
-void read_scatter(Board& board, const Exchange& exchange, std::span<const ScatterPart> parts, const Lanes& lanes,
+void read_scatter(Board& board, const Exchange& exchange, std::span<const ScatterPart> parts, const Shares& shares,
                   const ReduceOptions& options) {
-  std::vector<const std::byte*> inputs(lanes.num_lanes());
+  std::vector<const std::byte*> inputs(shares.num_shares());
   for (const Piece& piece : exchange.pieces(board.rank())) {
     const ScatterPart& part = parts[piece.strip];
     const Reduction reduction = reduction_of(options, board.size(), part);
-    const std::int64_t at = piece.packed - lanes.start(piece.strip, static_cast<std::size_t>(board.rank()));
+    const std::int64_t at = piece.packed - shares.start(piece.strip, static_cast<std::size_t>(board.rank()));
     reduce_piece(board, exchange, board.rank(), piece, inputs,
                  static_cast<std::byte*>(part.out) + at * byte_size(reduction.out), reduction,
-                 lanes.num_bytes() >= kStreamBytes);
+                 shares.num_bytes() >= kStreamBytes);
   }
 }
 

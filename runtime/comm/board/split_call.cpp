@@ -53,8 +53,8 @@ void SplitCall::begin() {
     board.take_copied();  // of a call that failed
     board.enter(opened_->call, Board::Clock::now());
     const bool gathers = call_.op == CommOp::all_gather;
-    exchange_.emplace(board, opened_->lanes, gathers ? 1 : opened_->lanes.num_lanes(), gathers ? lane_.rank() : -1);
-    if (gathers) copy_sources(board, gathers_, opened_->lanes);
+    exchange_.emplace(board, opened_->shares, gathers ? 1 : opened_->shares.num_shares(), gathers ? lane_.rank() : -1);
+    if (gathers) copy_sources(board, gathers_, opened_->shares);
     exchange_->next();
     if (gathers) exchange_->show(lane_.rank());
     else show_scatter(board, *exchange_);
@@ -73,8 +73,8 @@ void SplitCall::finish() {
     throw CommError(fmt::format("{}: the group was reset before this rank had its result", opened_->call.text()));
   guarded([&](Board&) {
     board.meet_others();
-    if (call_.op == CommOp::all_gather) read_gather(board, *exchange_, gathers_, opened_->lanes);
-    else read_scatter(board, *exchange_, scatters_, opened_->lanes, call_.reduction);
+    if (call_.op == CommOp::all_gather) read_gather(board, *exchange_, gathers_, opened_->shares);
+    else read_scatter(board, *exchange_, scatters_, opened_->shares, call_.reduction);
     board.leave();
   });
   lane_.count(call_.op, opened_->num_bytes, start);

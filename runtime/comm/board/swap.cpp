@@ -23,9 +23,9 @@ class SendCounts {
     const std::vector<std::int64_t> row(size_, static_cast<std::int64_t>(num_parts_ * size_));
     auto* own = counts_.data() + static_cast<std::size_t>(board.rank()) * num_parts_ * size_;
     for (const SwapPart& part : parts) own = std::ranges::copy(part.in_counts, own).out;
-    Lanes lanes(board.size());
-    lanes.add(counts_.data(), DType::i64, row);
-    Exchange exchange(board, lanes, 1, board.rank());
+    Shares shares(board.size());
+    shares.add(counts_.data(), DType::i64, row);
+    Exchange exchange(board, shares, 1, board.rank());
     while (exchange.next()) {
       exchange.show(board.rank());
       exchange.meet();
