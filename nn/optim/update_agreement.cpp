@@ -25,7 +25,7 @@ Metas infer_agreement(const InferCall& call) {
   return {};
 }
 
-// On the rank's own channel: what queues communicate has been waited for, or is not of the step.
+// On the rank's own lane: what queues communicate has been waited for, or is not of the step.
 void run_agreement(const KernelCall& call) {
   for (const Tensor& t : call.in)
     if (t.defined() && t.storage()) t.storage()->wait_to_read();

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <numeric>
 
-#include "runtime/comm/group/channels.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/exec/context.h"
 #include "tests/comm/backends.h"
 #include "tests/support/expect_error.h"

@@ -74,12 +74,12 @@ TEST(Board, AnExchangeThatIsLeftReadsNoLonger) {
   EXPECT_TRUE(is_unread(other, one));
 }
 
-// Two channels of a group of one rank.
+// Two lanes of a group of one rank.
 TEST(Board, AResetEndsACallBetweenItsHalves) {
   const std::shared_ptr<std::byte> memory = Board::heap_memory(1, 0);
   BoardOptions options{.rank = 0, .size = 1, .is_one_process = true, .has_died = {}};
   Board group(memory, options);
-  options.channel = 1;
+  options.lane = 1;
   Board lane(memory, options);
   Board* const lanes[] = {&lane};
   const auto begin = [&] {
@@ -122,9 +122,9 @@ TEST(Board, WindowsAlternateAndDoNotOverlap) {
   const std::shared_ptr<std::byte> memory = Board::heap_memory(2, 128);
   BoardOptions options{.rank = 0, .size = 2, .window_bytes = 128, .is_one_process = true, .has_died = {}};
   const Board board(memory, options);
-  options.channel = 1;
+  options.lane = 1;
   const Board next(memory, options);
-  options.channel = Board::kNumChannels - 1;
+  options.lane = Board::kNumLanes - 1;
   const Board last(memory, options);
   EXPECT_EQ(board.window(0, 1) - board.window(0, 0), 128);
   EXPECT_EQ(board.window(0, 2), board.window(0, 0));

@@ -7,7 +7,7 @@
 
 #include "dtensor/mesh.h"
 #include "runtime/comm/group/agree.h"
-#include "runtime/comm/group/channels.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"
@@ -66,7 +66,7 @@ TEST(GhostGroup, RefusesWhatNeedsOtherRanksByName) {
   std::array<float, 3> data{};
   const GatherPart part{data.data(), DType::f32, uneven};
   expect_error([&] { group->host().all_gather({&part, 1}); }, {"all_gather of unequal parts"});
-  expect_error([&] { group->host().channel(HostGroup::kNumChannels); }, {"channel 6"});
+  expect_error([&] { group->host().lane(HostGroup::kNumLanes); }, {"lane 6"});
   expect_error([] { make_ghost_group(2, 2); }, {"rank 2", "2 ranks"});
 }
 
@@ -81,7 +81,7 @@ std::vector<std::string> divided(HostGroup& world) {
   const auto dp = world.subgroup(half, "dp"), again = world.subgroup(half);
   const auto first = again->subgroup(std::vector<int>{again->rank()}, "ep");
   const auto second = again->subgroup(std::vector<int>{1, 0}, "tp");
-  add(world), add(*dp), add(*again), add(*first), add(*second), add(dp->host().channel(3));
+  add(world), add(*dp), add(*again), add(*first), add(*second), add(dp->host().lane(3));
   return found;
 }
 
@@ -117,7 +117,7 @@ TEST(GhostGroup, MeetsGhostRanksOnlyAndRealGroupsRealOnes) {
       expect_error([&] { set_world_group(other); }, {name, why});
       expect_error([&] { gather_text(*other, "x"); }, {name, why});
       expect_error([&] { together(*other, [] {}); }, {name, why});
-      expect_error([&] { channel_of(*other, kGatherQueue); }, {name, why});
+      expect_error([&] { lane_of(*other, kGatherQueue); }, {name, why});
       expect_error([&] { DeviceMesh mesh(other, "dp"); }, {name, why});
       expect_error([&] { DeviceMesh mesh(other, {{"dp", 2}, {"tp", 1}}); }, {name, why});
       expect_error([&] { all_reduce(zeros({3}), *other); }, {"all_reduce", name, why});

@@ -57,7 +57,7 @@ TEST(GroupNames, CollectivesNameTheirGroup) {
     const CollectiveAttrs attrs{.group = "pair#1", .kind = 1, .dim = 2};
     EXPECT_EQ(&group_of(attrs), pair.get());
     EXPECT_TRUE(parse_attrs(attr_kind<CollectiveAttrs>, AttrsView(attrs).print()) == AttrsView(attrs));
-    expect_error([&] { name_group(pair->host().lane("gather")); }, {"channel", "\"pair#1\"", "has no name of its own"});
+    expect_error([&] { name_group(pair->host().lane("gather")); }, {"lane", "\"pair#1\"", "has no name of its own"});
     expect_error([&] { call(op::all_gather, CollectiveAttrs{.group = "dp#7", .rows = 2}, ones({1})); },
                  {"no process group \"dp#7\"", "world, pair#1"});
   });

@@ -5,8 +5,8 @@
 #include <array>
 #include <numeric>
 
-#include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/ghost_group.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"
 #include "tests/comm/backends.h"

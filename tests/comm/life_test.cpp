@@ -265,10 +265,10 @@ TEST(Life, ARankThatComputesBesideAWaitingQueueIsInNoCircle) {
   SharedFlag named;
   const std::vector<RankEnd> ends = fork_ranks(2, [&](Store& store, int rank) {
     RankContext::current();
-    Told told({"barrier #1 of channel 1", "held up by rank 0: busy"}, &named);
+    Told told({"barrier #1 of lane 1", "held up by rank 0: busy"}, &named);
     const auto group = make_shm_group(store, rank, 2, {.notice = told.notice()});
     if (rank == 0) {
-      std::thread queue([&] { group->host().channel(1).barrier(); });
+      std::thread queue([&] { group->host().lane(1).barrier(); });
       static constexpr std::string_view kName = "long_kernel";
       {
         const KernelMark mark(*running_op(), kName);
@@ -279,7 +279,7 @@ TEST(Life, ARankThatComputesBesideAWaitingQueueIsInNoCircle) {
       EXPECT_THAT(told.text(), AllOf(HasSubstr("not there: rank 1 ("), HasSubstr(", held up by rank 0: busy in ")));
     } else {
       group->host().barrier();
-      group->host().channel(1).barrier();
+      group->host().lane(1).barrier();
     }
   });
   for (const RankEnd& end : ends) EXPECT_EQ(end.status, 0) << end.message;

@@ -58,8 +58,8 @@ TEST_P(ShapedGroups, ACollectiveTakesAsLongAsTheLinkSays) {
     const std::vector<std::int64_t> counts(3, 7'500);
     const GatherPart part{data.data(), DType::f32, counts};
     const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < 2; ++i) group.channel(i).all_gather(std::span(&part, 1));
-    EXPECT_GE(std::chrono::steady_clock::now() - start, milliseconds(16)) << "channels share the link";
+    for (int i = 0; i < 2; ++i) group.lane(i).all_gather(std::span(&part, 1));
+    EXPECT_GE(std::chrono::steady_clock::now() - start, milliseconds(16)) << "lanes share the link";
     EXPECT_GE(group.counts().seconds, 0.016);
   });
   for (const std::string& message : messages) EXPECT_EQ(message, "");

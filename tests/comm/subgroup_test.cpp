@@ -110,16 +110,16 @@ TEST_P(Subgroups, HaveNamesThatAllRanksShareAndNoTwoGroups) {
     const Group dp = group.subgroup(half, "dp"), again = group.subgroup(half, "dp");
     EXPECT_EQ(dp->name(), "dp#2");
     EXPECT_EQ(again->name(), "dp#3");
-    EXPECT_EQ(dp->host().channel(1).name(), "dp#2");
+    EXPECT_EQ(dp->host().lane(1).name(), "dp#2");
     EXPECT_EQ(again->subgroup(std::vector<int>{again->rank()}, "ep")->name(), "ep#3.1");
   });
 }
 
-TEST_P(Subgroups, KeepTheirChannelsCountsAndLargeCallsApart) {
+TEST_P(Subgroups, KeepTheirLanesCountsAndLargeCallsApart) {
   run(4, [](HostGroup& group) {
     const Group pair = pair_of(group);
     const CommCounts before = group.counts();
-    std::thread other([&] { all_gather_floats(pair->host().channel(1), 30'000); });
+    std::thread other([&] { all_gather_floats(pair->host().lane(1), 30'000); });
     all_gather_floats(pair->host(), 50'000);
     other.join();
     std::vector<double> data(40'000, group.rank());
@@ -127,7 +127,7 @@ TEST_P(Subgroups, KeepTheirChannelsCountsAndLargeCallsApart) {
     pair->host().all_reduce(std::span(&part, 1), {});
     EXPECT_EQ(data, std::vector<double>(40'000, group.rank() < 2 ? 1 : 5));
     EXPECT_EQ(pair->host().counts().all_gather.calls, 2);
-    EXPECT_EQ(pair->host().channel(1).counts().all_gather.calls, 1);
+    EXPECT_EQ(pair->host().lane(1).counts().all_gather.calls, 1);
     EXPECT_EQ(group.counts().all_gather.calls, before.all_gather.calls);
     EXPECT_EQ(group.counts().all_reduce.calls, before.all_reduce.calls);
     const CommCounts with_pair = counts_with_subgroups(group);
@@ -188,7 +188,7 @@ TEST_P(Subgroups, ListsThatDoNotDivideTheGroupAreRefusedOnEveryRank) {
       for (const std::string_view part : each.parts) expect_error([&] { group.subgroup(list); }, {part});
       EXPECT_EQ(sum(group, 1), 3) << "the group goes on";
     }
-    expect_error([&] { divide(group.channel(1), {0, 1, 2}); }, {"channel 1"});
+    expect_error([&] { divide(group.lane(1), {0, 1, 2}); }, {"lane 1"});
   });
 }
 

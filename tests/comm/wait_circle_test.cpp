@@ -14,7 +14,7 @@
 #include "runtime/comm/board/shm_group.h"
 #include "runtime/comm/board/thread_group.h"
 #include "runtime/comm/group/agree.h"
-#include "runtime/comm/group/channels.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
 #include "tests/comm/backends.h"
@@ -150,7 +150,7 @@ struct Way {
 const Way kWays[] = {
     {"for blocks.3 [f32 x ", [](const Groups& g) { run_queued(g.world, CommOp::all_gather, kGatherQueue, 3); }},
     {"reduce_scatter #", [](const Groups& g) { run_queued(g.world, CommOp::reduce_scatter, kReduceQueue, 9000); }},
-    {"of channel 4 for blocks.3", [](const Groups& g) { run_queued(g.world, CommOp::all_reduce, kReplicateQueue, 2); }},
+    {"of lane 4 for blocks.3", [](const Groups& g) { run_queued(g.world, CommOp::all_reduce, kReplicateQueue, 2); }},
     {"(collective in ", [](const Groups& g) { run_queued(*g.axis, CommOp::all_reduce, kCollectiveQueue, 9000); }},
     {"all_gather #", [](const Groups& g) { gather_text(g.world, "here"); }},
     {"barrier #", [](const Groups& g) { g.axis->host().barrier(); }},
@@ -203,7 +203,7 @@ TEST_P(WaitCircles, WorkOfAQueueThatWaitsForAnotherQueueIsInOne) {
       queue(kReduceQueue).submit({.name = "reduce", .run = [] {}}).wait();
       gathered.wait();
     });
-    EXPECT_THAT(error, AllOf(HasSubstr("rank 0 waits for rank 1 in barrier #1 of channel 1 (unshard)"),
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 0 waits for rank 1 in barrier #1 of lane 1 (unshard)"),
                              HasSubstr("rank 1 waits for rank 0 in all_gather #1 [i64 x 1,1]")));
   });
 }
@@ -219,7 +219,7 @@ TEST_P(WaitCircles, AThreadThatWaitsForADiskThatWaitsForAQueueIsInOne) {
       queue("disk").submit({.name = "write", .run = [] {}}).wait();
       gathered.wait();
     });
-    EXPECT_THAT(error, AllOf(HasSubstr("rank 0 waits for rank 1 in barrier #1 of channel 1 (unshard)"),
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 0 waits for rank 1 in barrier #1 of lane 1 (unshard)"),
                              HasSubstr("rank 1 waits for rank 0 in all_gather #1 [i64 x 1,1]")));
   });
 }

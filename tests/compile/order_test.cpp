@@ -351,7 +351,7 @@ TEST(Order, GroupsShareAQueue) {
     }
 }
 
-TEST(Order, CallsOfOneChannelKeepTheirOrder) {
+TEST(Order, CallsOfOneLaneKeepTheirOrder) {
   Program program = program_of(2, 3);
   add(program, kSend, {whole(0)}, {whole(2)});
   add(program, op::relu, {whole(0)}, {whole(4)});
@@ -360,7 +360,7 @@ TEST(Order, CallsOfOneChannelKeepTheirOrder) {
   EXPECT_TRUE(Order(program).may_move(2, 1));
   EXPECT_FALSE(Order(program).may_move(2, 0));
   move_node(program, 2, 0);
-  expect_error([&] { verify(program); }, {"0 calls on its channel come before it, it was recorded after 1"});
+  expect_error([&] { verify(program); }, {"0 calls on its lane come before it, it was recorded after 1"});
 }
 
 }  // namespace

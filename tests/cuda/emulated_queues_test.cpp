@@ -5,7 +5,7 @@
 #include <future>
 #include <set>
 
-#include "runtime/comm/group/channels.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/comm/group/staged_group.h"
 #include "runtime/exec/device_queue.h"
 #include "runtime/op/rows/ops.h"

@@ -9,8 +9,8 @@
 
 #include "dtensor/api.h"
 #include "runtime/comm/group/agree.h"
-#include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/chunks.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/exec/context.h"
 #include "tests/cuda/against_cpu.h"
 #include "tests/cuda/cuda_test.h"

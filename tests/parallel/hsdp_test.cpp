@@ -7,8 +7,8 @@
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/exec/hazards.h"
 #include "tests/parallel/replay.h"
 #include "tests/parallel/uneven_net.h"
@@ -81,7 +81,7 @@ TEST(FullyShard, F205_SumsOverReplicasHaveAQueueOfTheirOwn) {
       net.materialize();
       const auto sums_on = [&](std::string_view queue) {
         RankContext::current().drain_queues();
-        return channel_of(mesh.group("replicate"), queue).counts().all_reduce.calls;
+        return lane_of(mesh.group("replicate"), queue).counts().all_reduce.calls;
       };
       const std::int64_t before = sums_on(kReplicateQueue), others = sums_on(kReduceQueue);
       for (int micro = 0; micro < 2; ++micro) backward(sum(net(batch_of(2, 5, 0, "x"))));

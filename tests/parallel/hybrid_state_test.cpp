@@ -8,7 +8,7 @@
 #include "nn/optim/adamw.h"
 #include "nn/parallel/shard/wrap/pending_gradients.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/group/channels.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/exec/hazards.h"
 #include "tests/parallel/replay.h"
 #include "tests/parallel/two_dim_net.h"
@@ -116,7 +116,7 @@ TEST(HybridState, F205_ReductionsOverReplicasAreOnTheirQueue) {
     PolicyTraining t(mesh, nn::strategy("hybrid_shard_state"));
     const auto on = [&](std::string_view queue) {
       RankContext::current().drain_queues();
-      return channel_of(mesh.group("replicate"), queue).counts().reduce_scatter.calls;
+      return lane_of(mesh.group("replicate"), queue).counts().reduce_scatter.calls;
     };
     const std::int64_t before = on(kReplicateQueue), others = on(kReduceQueue);
     t.accumulate(own_rows(group, 0));

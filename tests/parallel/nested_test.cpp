@@ -5,8 +5,8 @@
 #include "compile/compile.h"
 #include "nn/optim/adamw.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/compile_once.h"
@@ -134,7 +134,7 @@ std::vector<float> train(const Group& group, const NestedVariant& variant) {
 }
 
 // Prefetch of block i - 1 and reduction of block i on one communicator hang where ranks start them in different orders.
-// They have channels of their own here, and on each all ranks call in the order of the program; the deadline is for a
+// They have lanes of their own here, and on each all ranks call in the order of the program; the deadline is for a
 // test that would wait for ever.
 void expect_same_bits_of_variants(const Group& group) {
   group->set_deadline(std::chrono::seconds(60));
@@ -145,8 +145,8 @@ void expect_same_bits_of_variants(const Group& group) {
                                     {"lists, three reductions in flight", true, true, true, 3}};
   const std::vector<float> expected = train(group, variants[0]);
   for (const NestedVariant& variant : variants) EXPECT_EQ(train(group, variant), expected) << variant.name;
-  const CommCounts gathers = channel_of(*group, kGatherQueue).counts(),
-                   reductions = channel_of(*group, kReduceQueue).counts();
+  const CommCounts gathers = lane_of(*group, kGatherQueue).counts(),
+                   reductions = lane_of(*group, kReduceQueue).counts();
   EXPECT_EQ(gathers.reduce_scatter.calls, 0);
   EXPECT_EQ(reductions.all_gather.calls, 0);
   if (group->size() > 1) {

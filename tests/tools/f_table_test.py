@@ -10,8 +10,8 @@ import f_table  # noqa: E402
 NAMES = [
     "FullyShard.F1_Shards",
     "FullyShard.F1_ShardsWithProcesses",
-    "Groups/Channels.F2_F3_Wait/threads  # GetParam() = 7-byte object <F4_>",
-    "Groups/Channels.F2_F3_Wait/processes",
+    "Groups/Lanes.F2_F3_Wait/threads  # GetParam() = 7-byte object <F4_>",
+    "Groups/Lanes.F2_F3_Wait/processes",
     "emulated.Staged.F4_Waits",
     "device.Staged.F4_Waits",
     "python.F5_exports",
@@ -22,8 +22,8 @@ GOOD = """# Title
 | | behaviour | note | tests |
 |---|---|---|---|
 | F1 | one |  | `FullyShard.F1_Shards` `FullyShard.F1_ShardsWithProcesses` |
-| F2 | two | differs by design: better | `Channels.F2_F3_Wait` |
-| F3 | three | partly: the rest is not built yet | `Channels.F2_F3_Wait` |
+| F2 | two | differs by design: better | `Lanes.F2_F3_Wait` |
+| F3 | three | partly: the rest is not built yet | `Lanes.F2_F3_Wait` |
 | F4 | four |  | `emulated.Staged.F4_Waits` |
 | F5 | five |  | `python.F5_exports` |
 | F6 | six | not built yet: the sixth |  |

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "runtime/comm/group/agree.h"
-#include "runtime/comm/group/channels.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/os/host_name.h"
 
 namespace sherd {

@@ -8,7 +8,7 @@
 
 #include "compile/ir/analysis/access.h"
 #include "compile/ir/text/print.h"
-#include "runtime/comm/group/channels.h"
+#include "runtime/comm/group/lanes.h"
 
 namespace sherd {
 
@@ -81,10 +81,10 @@ class Counter {
     for (const Access& access : list_)
       if (access.writes) writes_[static_cast<std::size_t>(access.root)].add(access.bytes);
     if (node.op->traits.waits) return;
-    const std::string_view channel = channel_of(node);
-    const std::int32_t calls = channel.empty() ? 0 : num_calls_[channel]++;
+    const std::string_view lane = lane_of(node);
+    const std::int32_t calls = lane.empty() ? 0 : num_calls_[lane]++;
     if (node.op->traits.effect) numbers.push_back(num_effects_++);
-    else if (!channel.empty()) numbers.push_back(calls);
+    else if (!lane.empty()) numbers.push_back(calls);
   }
 
  private:
@@ -108,7 +108,7 @@ class Counter {
   std::vector<Access> list_;
   std::vector<WriteCounts> writes_;  // by root
   std::int32_t num_effects_ = 0;
-  std::map<std::string_view, std::int32_t> num_calls_;  // by channel
+  std::map<std::string_view, std::int32_t> num_calls_;  // by lane
 };
 
 // What number i of a node says, with the number found.
@@ -120,12 +120,12 @@ std::string sentence(const GraphNode& node, std::size_t i, std::int32_t found) {
   i -= node.out.size();
   if (i < node.restores.size() + node.releases.size()) return fmt::format("data comes or goes after {} of it", writes);
   if (node.op->traits.effect) return fmt::format("{} nodes with effects come before it", found);
-  return fmt::format("{} calls on its channel come before it", found);
+  return fmt::format("{} calls on its lane come before it", found);
 }
 
 }  // namespace
 
-std::string_view channel_of(const GraphNode& node) {
+std::string_view lane_of(const GraphNode& node) {
   if (node.op->queue) return node.op->queue(node.attrs).name;
   return node.op->traits.collective ? kCollectiveQueue : std::string_view();
 }

@@ -27,9 +27,9 @@ void write_numbers(Program& program);
 /// A program without any numbers passes.
 void check_numbers(const Program& program);
 
-/// Calls that must keep their order on all ranks share a channel, which is the queue that they hand work to: groups
+/// Calls that must keep their order on all ranks share a lane, which is the queue that they hand work to: groups
 /// share it, and a rank that swapped calls of two groups would wait for one whose peers wait for the other. Empty: the
 /// node hands nothing to a queue.
-std::string_view channel_of(const GraphNode& node);
+std::string_view lane_of(const GraphNode& node);
 
 }  // namespace sherd

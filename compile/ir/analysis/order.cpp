@@ -43,8 +43,8 @@ void Order::order_calls(const Program& program) {
     const auto index = static_cast<int>(i);
     if (node.op->traits.waits) continue;
     if (node.op->traits.effect) add(std::exchange(effect, index), index);
-    if (const std::string_view channel = channel_of(node); !channel.empty()) {
-      const auto [last, is_first] = calls.try_emplace(channel, index);
+    if (const std::string_view lane = lane_of(node); !lane.empty()) {
+      const auto [last, is_first] = calls.try_emplace(lane, index);
       if (!is_first) add(std::exchange(last->second, index), index);
     }
   }

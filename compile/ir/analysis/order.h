@@ -3,7 +3,7 @@
 //
 //   bytes      one writes what the other reads or writes; restoring and releasing a value's data count as writing it
 //   effects    both have effects
-//   channel    both hand work to one queue, of whatever group: all ranks call them in one order, and one wait ends all
+//   lane       both hand work to one queue, of whatever group: all ranks call them in one order, and one wait ends all
 //   queues     one waits for work that the other has started, or one touches bytes for which the other has waited
 //
 // Slots and gradients get their tensors when the step has ended, and nodes never move past that.

@@ -6,9 +6,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/group_names.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/queue.h"

@@ -55,15 +55,15 @@ std::string name_members(const BoardRoot* root) {
 
 std::size_t Board::memory_bytes(int size, std::size_t window_bytes) {
   const auto ranks = static_cast<std::size_t>(size);
-  return sizeof(BoardHeader) + kNumChannels * ranks * (sizeof(RankCell) + ranks * sizeof(Mail) + 3 * window_bytes);
+  return sizeof(BoardHeader) + kNumLanes * ranks * (sizeof(RankCell) + ranks * sizeof(Mail) + 3 * window_bytes);
 }
 
 void Board::format(std::byte* memory, int size) {
   std::construct_at(reinterpret_cast<BoardHeader*>(memory));
   auto* cells = reinterpret_cast<RankCell*>(memory + sizeof(BoardHeader));
-  for (int i = 0; i < size * kNumChannels; ++i) std::construct_at(cells + i);
-  auto* mails = reinterpret_cast<Mail*>(cells + size * kNumChannels);
-  for (int i = 0; i < size * size * kNumChannels; ++i) std::construct_at(mails + i);
+  for (int i = 0; i < size * kNumLanes; ++i) std::construct_at(cells + i);
+  auto* mails = reinterpret_cast<Mail*>(cells + size * kNumLanes);
+  for (int i = 0; i < size * size * kNumLanes; ++i) std::construct_at(mails + i);
 }
 
 std::shared_ptr<std::byte> Board::heap_memory(int size, std::size_t window_bytes) {
@@ -81,16 +81,16 @@ Board::Board(std::shared_ptr<std::byte> memory, BoardOptions options)
       epoch_(options_.epoch),
       sends_(static_cast<std::size_t>(options_.size)),
       receives_(static_cast<std::size_t>(options_.size)) {
-  if (options_.has_died && channel() == 0) own().process = getpid();
-  if (!options_.root && channel() == 0) add_cpus();
-  if (options_.has_died && !options_.root && channel() == 0) exit_word_.emplace(*this);
+  if (options_.has_died && lane() == 0) own().process = getpid();
+  if (!options_.root && lane() == 0) add_cpus();
+  if (options_.has_died && !options_.root && lane() == 0) exit_word_.emplace(*this);
 }
 
 // A rank of a subgroup that unwinds gives its reason by abort(), or by leaving the root: a better reason than this
 // departure.
 Board::~Board() {
-  if (options_.has_died && channel() == 0 && own().process != ::getpid()) return;  // a forked child leaves nothing
-  if (channel() != 0 || (options_.root && std::uncaught_exceptions() > exceptions_at_start_)) return;
+  if (options_.has_died && lane() == 0 && own().process != ::getpid()) return;  // a forked child leaves nothing
+  if (lane() != 0 || (options_.root && std::uncaught_exceptions() > exceptions_at_start_)) return;
   exit_word_.reset();
   if (own().presence == Presence::here) tell_departure(kStillRuns);  // or this is the end of the process
 }
@@ -108,27 +108,27 @@ void Board::tell_exit(int status) const {
 }
 
 LifeCell& Board::life_cell(std::byte* memory, int rank) {
-  return reinterpret_cast<RankCell*>(memory + sizeof(BoardHeader))[rank].life;  // channel 0 comes first
+  return reinterpret_cast<RankCell*>(memory + sizeof(BoardHeader))[rank].life;  // lane 0 comes first
 }
 
-RankCell& Board::cell(int rank, int channel) const {
-  return reinterpret_cast<RankCell*>(memory_.get() + sizeof(BoardHeader))[channel * size() + rank];
+RankCell& Board::cell(int rank, int lane) const {
+  return reinterpret_cast<RankCell*>(memory_.get() + sizeof(BoardHeader))[lane * size() + rank];
 }
 
-RankCell& Board::root_cell(int rank, int channel) const {
-  return reinterpret_cast<RankCell*>(root_memory() + sizeof(BoardHeader))[channel * root_size() + root_rank(rank)];
+RankCell& Board::root_cell(int rank, int lane) const {
+  return reinterpret_cast<RankCell*>(root_memory() + sizeof(BoardHeader))[lane * root_size() + root_rank(rank)];
 }
 
 Mail& Board::mail(int from, int to) const {
-  auto* mails = reinterpret_cast<Mail*>(&cell(0, kNumChannels));  // behind the last cell
-  return mails[(channel() * size() + from) * size() + to];
+  auto* mails = reinterpret_cast<Mail*>(&cell(0, kNumLanes));  // behind the last cell
+  return mails[(lane() * size() + from) * size() + to];
 }
 
 std::byte* Board::window(int rank, std::uint64_t round) const { return window_at(rank, round % 2); }
 
 std::byte* Board::window_at(int rank, std::size_t index) const {
   std::byte* windows = memory_.get() + memory_bytes(size(), 0);
-  const auto owner = static_cast<std::size_t>(channel() * size() + rank);
+  const auto owner = static_cast<std::size_t>(lane() * size() + rank);
   return windows + (3 * owner + index) * options_.window_bytes;
 }
 
@@ -162,16 +162,16 @@ void Board::enter(const Fingerprint& call, Clock::time_point arrived) {
 // So that ranks that wait for this one in another group learn where it is.
 void Board::tell_root() {
   if (!options_.root) return;
-  RankCell& cell = root_cell(rank(), channel());
+  RankCell& cell = root_cell(rank(), lane());
   cell.subgroup_call.store(call_.text());
   cell.is_in_subgroup.store(true, std::memory_order_release);
 }
 
 void Board::leave() {
   own().waiting_for.store(0, std::memory_order_relaxed);
-  root_cell(rank(), channel()).awaited.store(0, std::memory_order_relaxed);
+  root_cell(rank(), lane()).awaited.store(0, std::memory_order_relaxed);
   own().activity.store(Activity::outside, std::memory_order_release);
-  if (options_.root) root_cell(rank(), channel()).is_in_subgroup.store(false, std::memory_order_relaxed);
+  if (options_.root) root_cell(rank(), lane()).is_in_subgroup.store(false, std::memory_order_relaxed);
 }
 
 void Board::meet() {
@@ -206,7 +206,7 @@ void Board::note_arrival(const std::atomic<std::int64_t>& arrived) {
 
 void Board::sleep_until(Clock::time_point time) {
   for (auto now = Clock::now(); now < time; now = Clock::now()) {
-    const std::atomic<std::uint32_t>& bell = root_cell(rank(), channel()).bell;
+    const std::atomic<std::uint32_t>& bell = root_cell(rank(), lane()).bell;
     const std::uint32_t seen = bell.load(std::memory_order_seq_cst);
     own().waiting_for.store(static_cast<std::uint32_t>(rank()) + 1, std::memory_order_seq_cst);
     if (is_poisoned()) raise_poison();
@@ -242,7 +242,7 @@ void Board::await_left(Board& other) {
   const auto is_inside = [&] { return other.own().activity.load(std::memory_order_acquire) != Activity::outside; };
   if (is_inside())
     poison(fmt::format("rank {} calls reset() while another thread of it is in {}", rank(),
-                       other.call_of(other.rank(), other.channel())));
+                       other.call_of(other.rank(), other.lane())));
   while (is_inside()) std::this_thread::yield();
 }
 
@@ -263,19 +263,19 @@ void Board::advance(Counter counter, std::uint64_t value) {
   (own().*counter).store(value, std::memory_order_seq_cst);
   const auto me = static_cast<std::uint32_t>(rank()) + 1;
   for (int peer = 0; peer < size(); ++peer)
-    if (cell(peer).waiting_for.load(std::memory_order_seq_cst) == me) ring(peer, channel());
+    if (cell(peer).waiting_for.load(std::memory_order_seq_cst) == me) ring(peer, lane());
 }
 
-void Board::ring(int rank, int channel) const {
-  std::atomic<std::uint32_t>& bell = root_cell(rank, channel).bell;
+void Board::ring(int rank, int lane) const {
+  std::atomic<std::uint32_t>& bell = root_cell(rank, lane).bell;
   bell.fetch_add(1, std::memory_order_seq_cst);
-  if (cell(rank, channel).waiting_for.load(std::memory_order_seq_cst) != 0) futex_wake_all(bell);
+  if (cell(rank, lane).waiting_for.load(std::memory_order_seq_cst) != 0) futex_wake_all(bell);
 }
 
 // Wakes all ranks of the root, because no rank here knows all subgroups in which they may wait.
 void Board::ring_all() const {
   auto* cells = reinterpret_cast<RankCell*>(root_memory() + sizeof(BoardHeader));
-  for (int i = 0; i < root_size() * kNumChannels; ++i) {
+  for (int i = 0; i < root_size() * kNumLanes; ++i) {
     cells[i].bell.fetch_add(1, std::memory_order_seq_cst);
     futex_wake_all(cells[i].bell);
   }
@@ -308,7 +308,7 @@ int Board::num_cpus() const {
 
 // Ranks outside of a subgroup need their CPUs too; and while a queue's thread waits, its rank's computes.
 bool Board::may_spin() const {
-  const bool is_rank_thread = channel() == 0 || RankContext::current_or_null();
+  const bool is_rank_thread = lane() == 0 || RankContext::current_or_null();
   return (is_rank_thread ? 1 : 2) * root_size() <= num_cpus();
 }
 
@@ -343,7 +343,7 @@ void Board::await_one(int peer, const Wait& wait) {
       }
     } while (Clock::now() < stop);
   }
-  RankCell& shown = root_cell(rank(), channel());
+  RankCell& shown = root_cell(rank(), lane());
   const bool tells = tells_of_its_sleep();
   int told = peer;
   const auto tell = [&] {

@@ -1,5 +1,5 @@
 #pragma once
-// The board: how ranks of one host meet. Each rank has a cell per channel where it writes what it does, peers read it.
+// The board: how ranks of one host meet. Each rank has a cell per lane where it writes what it does, peers read it.
 // On it stand the fingerprint check, the barrier ("meeting"), the poison, the deadline and the reports of
 // missing ranks.
 #include <chrono>
@@ -44,8 +44,8 @@ class BoardSource {
 struct BoardOptions {
   int rank = 0;
   int size = 1;
-  int channel = 0;
-  std::size_t window_bytes = 0;  // multiple of 64; each rank has three windows per channel
+  int lane = 0;
+  std::size_t window_bytes = 0;  // multiple of 64; each rank has three windows per lane
   bool is_one_process = false;   // ranks can read each other's tensors in place
   std::byte* heaps = nullptr;    // processes: the shared heaps of the root's ranks, in rank order, mapped by all
   std::size_t heap_bytes = 0;    // of one rank
@@ -54,7 +54,7 @@ struct BoardOptions {
   std::shared_ptr<BoardSource> source{};    // none for one rank
   std::shared_ptr<const BoardRoot> root{};  // of a subgroup
   std::uint64_t epoch = 0;                  // of a subgroup: resets that the root has completed
-  WaitNotice notice{};                      // subgroups and channels have the same
+  WaitNotice notice{};                      // subgroups and lanes have the same
   /// A rank without a sign of life is waited for so long, or as long as the deadline if that is shorter; 0: ranks give
   /// none, as threads do not.
   std::chrono::nanoseconds silence{0};
@@ -67,17 +67,17 @@ inline constexpr std::string_view kUnlikeSizes =
     "; their parts of a tensor have other sizes: from_local() takes them to be alike unless it is given the `shape`, "
     "or a layout that lists them (Spec::with_rows())";
 
-/// One rank's handle to one channel of the board. One thread at a time calls it, except for poison() and
+/// One rank's handle to one lane of the board. One thread at a time calls it, except for poison() and
 /// set_deadline(). Calls that wait throw CommError when the group is poisoned, a peer is gone, or the deadline of the
 /// call has passed; the rank that finds the reason first poisons the group, so all ranks report the same one in all
-/// channels.
+/// lanes.
 class Board {
  public:
   using Clock = std::chrono::steady_clock;
   static std::int64_t nanoseconds(Clock::time_point time) {
     return time.time_since_epoch() / std::chrono::nanoseconds(1);
   }
-  static constexpr int kNumChannels = HostGroup::kNumChannels;
+  static constexpr int kNumLanes = HostGroup::kNumLanes;
 
   static std::size_t memory_bytes(int size, std::size_t window_bytes);
   /// Makes an empty board in zeroed, 64-byte aligned memory; done once, before any rank's handle.
@@ -89,14 +89,14 @@ class Board {
   static std::shared_ptr<std::byte> heap_memory(int size, std::size_t window_bytes);
 
   Board(std::shared_ptr<std::byte> memory, BoardOptions options);
-  /// In channel 0: tells the peers that this rank has left for good.
+  /// In lane 0: tells the peers that this rank has left for good.
   ~Board();
   Board(const Board&) = delete;
   Board& operator=(const Board&) = delete;
 
   int rank() const { return options_.rank; }
   int size() const { return options_.size; }
-  int channel() const { return options_.channel; }
+  int lane() const { return options_.lane; }
   const BoardOptions& options() const { return options_; }
   /// This rank's, or a peer's, number in the group that this one was divided from.
   int root_rank() const { return root_rank(rank()); }
@@ -109,7 +109,7 @@ class Board {
 
   /// Number of the call that the next enter() opens.
   std::int64_t next_sequence() const { return static_cast<std::int64_t>(sequence_) + 1; }
-  Fingerprint open_call(CommOp op) const { return Fingerprint(op, next_sequence(), channel(), members_); }
+  Fingerprint open_call(CommOp op) const { return Fingerprint(op, next_sequence(), lane(), members_); }
   /// Publishes the call, and that this rank came to it at `arrived`. Does not wait.
   void enter(const Fingerprint& call, Clock::time_point arrived);
   /// Waits until every rank has come to the same meeting; what a rank wrote before it is then visible to all. The
@@ -146,8 +146,8 @@ class Board {
   void poison(std::string_view reason);
   bool is_poisoned() const;
   [[noreturn]] void raise_poison() const;
-  /// Collective, on channel 0 of the root: clears the poison. May be called again after it failed. Restarts meetings
-  /// and rounds in this channel and in `others`, this rank's handles to the other channels and subgroups; sequence
+  /// Collective, on lane 0 of the root: clears the poison. May be called again after it failed. Restarts meetings
+  /// and rounds in this lane and in `others`, this rank's handles to the other lanes and subgroups; sequence
   /// numbers go on.
   void reset(std::span<Board* const> others = {});
 
@@ -197,14 +197,14 @@ class Board {
   std::byte* root_memory() const { return options_.root ? options_.root->memory.get() : memory_.get(); }
   int root_size() const { return options_.root ? options_.root->size : options_.size; }
   BoardHeader& header() const { return *reinterpret_cast<BoardHeader*>(root_memory()); }
-  RankCell& root_cell(int rank, int channel) const;
+  RankCell& root_cell(int rank, int lane) const;
   RankCell& root_head(int rank) const { return root_cell(rank, 0); }
-  RankCell& cell(int rank, int channel) const;
-  RankCell& cell(int rank) const { return cell(rank, options_.channel); }
+  RankCell& cell(int rank, int lane) const;
+  RankCell& cell(int rank) const { return cell(rank, options_.lane); }
   RankCell& own() const { return cell(options_.rank); }
   RankCell& head(int rank) const { return cell(rank, 0); }
   void advance(Counter counter, std::uint64_t value);
-  void ring(int rank, int channel) const;
+  void ring(int rank, int lane) const;
   void tell_root();
   void ring_all() const;
   void await_left(Board& other);
@@ -229,9 +229,9 @@ class Board {
   std::string departure(int rank) const;
   void compare_calls();
   void note_arrival(const std::atomic<std::int64_t>& arrived);
-  std::string call_of(int rank, int channel) const;
+  std::string call_of(int rank, int lane) const;
   std::string describe(int rank) const;
-  std::string describe_call(int rank, int channel) const;
+  std::string describe_call(int rank, int lane) const;
   std::string other_calls(int rank) const;
   std::string own_activity(const Wait& wait) const;
   // In these, ranks have their numbers in the root.
@@ -240,7 +240,7 @@ class Board {
     Place awaited;
     std::chrono::nanoseconds since;
   };
-  RankCell& at_root(int root, int channel) const;
+  RankCell& at_root(int root, int lane) const;
   LifeCell& life(int root) const { return at_root(root, 0).life; }
   Silence silence() const;
   std::chrono::nanoseconds patience_with(int root) const;

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "runtime/comm/board/board.h"
-#include "runtime/comm/group/channels.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/host_queue.h"
 
@@ -17,7 +17,7 @@ namespace sherd::comm {
 namespace {
 using Queues = std::vector<const HostQueue*>;
 
-int lane_of(const Queue& queue) { return queue.device() == Device::cpu() ? usual_lane(queue.name()) : 0; }
+int usual_lane_of(const Queue& queue) { return queue.device() == Device::cpu() ? usual_lane(queue.name()) : 0; }
 
 /// Null if it is none of these, or none.
 const HostQueue* queue_among(const Queues& queues, const Queue* queue) {
@@ -30,7 +30,7 @@ const HostQueue* queue_among(const Queues& queues, const Queue* queue) {
 ThreadState without_own_queues(ThreadState state, const Queues& queues) {
   for (std::size_t i = 0; i < queues.size() && state.kind == ThreadState::Kind::waits; ++i) {
     const HostQueue* const queue = queue_among(queues, state.queue);
-    if (queue == nullptr || lane_of(*queue) != 0) break;
+    if (queue == nullptr || usual_lane_of(*queue) != 0) break;
     const ThreadState next = queue->state();
     const bool waits = next.kind == ThreadState::Kind::waits;
     state = {waits ? next.kind : ThreadState::Kind::busy, 31 * state.number + next.number, next.queue};
@@ -49,11 +49,11 @@ void Board::tell_between() const {
   for (int lane = 1; lane <= kNumUsualLanes; ++lane)  // of a queue that is not there yet
     states[static_cast<std::size_t>(lane)].kind = ThreadState::Kind::idle;
   for (const HostQueue* queue : rank->queues)
-    if (const int lane = lane_of(*queue); lane != 0) states[static_cast<std::size_t>(lane)] = queue->state();
+    if (const int lane = usual_lane_of(*queue); lane != 0) states[static_cast<std::size_t>(lane)] = queue->state();
   for (int lane = 0; lane <= kNumUsualLanes; ++lane) {
     const ThreadState state = without_own_queues(states[static_cast<std::size_t>(lane)], rank->queues);
     const HostQueue* const awaited = queue_among(rank->queues, state.queue);
-    const BetweenCalls told{.kind = state.kind, .lane = awaited ? lane_of(*awaited) : 0, .number = state.number};
+    const BetweenCalls told{.kind = state.kind, .lane = awaited ? usual_lane_of(*awaited) : 0, .number = state.number};
     RankCell& cell = at_root(root_rank(), lane);
     cell.between.store(told.packed(), std::memory_order_release);
     cell.between_until.store(now, std::memory_order_release);
@@ -62,14 +62,14 @@ void Board::tell_between() const {
 
 /// Times are read before what they are about: it is at least as new.
 std::optional<Hold> Board::hold_of(Place place) const {
-  if (place.channel > kNumUsualLanes) return std::nullopt;  // groups may use it for different queues
-  const RankCell& cell = at_root(place.rank, place.channel);
+  if (place.lane > kNumUsualLanes) return std::nullopt;  // groups may use it for different queues
+  const RankCell& cell = at_root(place.rank, place.lane);
   const std::int64_t asleep_until = cell.awaited_until.load(std::memory_order_acquire);
   const std::uint32_t awaited = cell.awaited.load(std::memory_order_acquire);
   if (std::cmp_greater(awaited, root_size())) return std::nullopt;
   if (awaited != 0)
     return Hold{.from = place,
-                .to = {static_cast<int>(awaited) - 1, place.channel},
+                .to = {static_cast<int>(awaited) - 1, place.lane},
                 .is_call = true,
                 .identity = static_cast<std::uint64_t>(cell.awaited_since.load(std::memory_order_acquire)),
                 .found_until = asleep_until};
@@ -77,7 +77,7 @@ std::optional<Hold> Board::hold_of(Place place) const {
   const std::int64_t told_until = cell.between_until.load(std::memory_order_acquire);
   const std::uint64_t word = cell.between.load(std::memory_order_acquire);
   const auto [kind, lane, number] = BetweenCalls::from(word);
-  const bool is_idle = kind == ThreadState::Kind::idle && place.channel != 0;
+  const bool is_idle = kind == ThreadState::Kind::idle && place.lane != 0;
   const bool waits = kind == ThreadState::Kind::waits && lane != 0 && lane <= kNumUsualLanes;
   if (told_until == 0 || !(is_idle || waits)) return std::nullopt;
   return Hold{.from = place,
@@ -88,7 +88,7 @@ std::optional<Hold> Board::hold_of(Place place) const {
 }
 
 bool Board::leads_back_here(Place place) const {
-  const Place here{root_rank(), channel()};
+  const Place here{root_rank(), lane()};
   for (int i = 0; i < root_size() * (kNumUsualLanes + 1) && place != here; ++i) {
     const std::optional<Hold> hold = hold_of(place);
     if (!hold) return false;
@@ -106,18 +106,18 @@ int Board::peer_to_tell_of(const Wait& wait, int told) const {
       if (!has_come(wait, peer) && is_it(peer)) return peer;
     return -1;
   };
-  const auto place_of = [&](int peer) { return Place{root_rank(peer), channel()}; };
+  const auto place_of = [&](int peer) { return Place{root_rank(peer), lane()}; };
   if (const int peer = find([&](int p) { return leads_back_here(place_of(p)); }); peer >= 0) return peer;
   if (const int peer = find([&](int p) { return hold_of(place_of(p)).has_value(); }); peer >= 0) return peer;
   const int any = find([](int) { return true; });
   return any >= 0 ? any : told;
 }
 
-/// Groups share their root's cell. Only one thread of a rank tells what it sleeps for in channel 0: the rank's own, or
+/// Groups share their root's cell. Only one thread of a rank tells what it sleeps for in lane 0: the rank's own, or
 /// where there is none the first that came.
 bool Board::tells_of_its_sleep() const {
-  if (channel() != 0) return true;
-  std::atomic<std::int32_t>& teller = root_cell(rank(), channel()).teller;
+  if (lane() != 0) return true;
+  std::atomic<std::int32_t>& teller = root_cell(rank(), lane()).teller;
   const auto own = static_cast<std::int32_t>(::gettid());
   const std::int32_t known = teller.load(std::memory_order_relaxed);
   if (known != 0 && known != own && RankContext::current_or_null() == nullptr) return false;
@@ -127,7 +127,7 @@ bool Board::tells_of_its_sleep() const {
 
 std::vector<Hold> Board::read_circle() const {
   std::vector<Hold> holds;
-  for (Place place{root_rank(), channel()};;) {
+  for (Place place{root_rank(), lane()};;) {
     const std::optional<Hold> hold = hold_of(place);
     if (!hold) return {};
     holds.push_back(*hold);
@@ -137,7 +137,7 @@ std::vector<Hold> Board::read_circle() const {
 }
 
 std::string Board::call_at(Place place) const {
-  const RankCell& cell = at_root(place.rank, place.channel);
+  const RankCell& cell = at_root(place.rank, place.lane);
   return cell.is_in_subgroup.load(std::memory_order_acquire) ? cell.subgroup_call.load() : call_in(cell);
 }
 

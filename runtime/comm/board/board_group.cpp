@@ -56,10 +56,10 @@ BoardGroup::BoardGroup(std::string_view kind, const std::shared_ptr<std::byte>& 
     : HostGroup({options.rank, options.size, kind, std::move(name), kAllAbilities}),
       group_(*this),
       board_(memory, options) {
-  for (int channel = 1; channel < kNumChannels; ++channel) {
-    BoardOptions lane = options;
-    lane.channel = channel;
-    channels_.push_back(std::unique_ptr<BoardGroup>(new BoardGroup(*this, memory, lane)));
+  for (int lane = 1; lane < kNumLanes; ++lane) {
+    BoardOptions of_lane = options;
+    of_lane.lane = lane;
+    lanes_.push_back(std::unique_ptr<BoardGroup>(new BoardGroup(*this, memory, of_lane)));
   }
 }
 
@@ -87,9 +87,9 @@ void BoardGroup::issue(Collective call, const CollectiveSite& site) {
   site.queue.submit(std::move(work));
 }
 
-HostGroup& BoardGroup::channel(int index) {
-  check(index >= 0 && index < kNumChannels, "channel {} of a process group; give 0..{}", index, kNumChannels - 1);
-  return index == 0 ? group_ : *group_.channels_[static_cast<std::size_t>(index) - 1];
+HostGroup& BoardGroup::lane(int index) {
+  check(index >= 0 && index < kNumLanes, "lane {} of a process group; give 0..{}", index, kNumLanes - 1);
+  return index == 0 ? group_ : *group_.lanes_[static_cast<std::size_t>(index) - 1];
 }
 
 /// Validates a call. The peers may be on their way into it, so a mistake fails the group.
@@ -110,7 +110,7 @@ template <class Body>
 void BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, int peer) {
   const auto start = Board::Clock::now();
   std::optional<TraceSpan> waiting;
-  if (board_.channel() == 0) waiting.emplace(kWaitName, SpanKind::wait, num_bytes);  // queues record their own work
+  if (board_.lane() == 0) waiting.emplace(kWaitName, SpanKind::wait, num_bytes);  // queues record their own work
   if (Trace* trace = waiting ? waiting->trace() : nullptr)
     waiting->set_detail(trace->intern(fmt::format("{} of {} ranks ({})", comm::name(op), size(), kind())));
   board_.take_copied();  // of a call that failed
@@ -351,18 +351,17 @@ void BoardGroup::abort(std::string_view reason) {
 
 // A subgroup is reset with the group it was divided from: their poison is one.
 void BoardGroup::reset() {
-  check(&group_ == this, "reset() of channel {}: only the whole group can be reset; call it on channel 0",
-        board_.channel());
+  check(&group_ == this, "reset() of lane {}: only the whole group can be reset; call it on lane 0", board_.lane());
   if (root_) return root_->reset();
   const std::vector<std::shared_ptr<BoardGroup>> subgroups = living_subgroups();
   std::vector<Board*> others;
-  const auto add_channels = [&](BoardGroup& group) {
-    for (const auto& channel : group.channels_) others.push_back(&channel->board_);
+  const auto add_lanes = [&](BoardGroup& group) {
+    for (const auto& lane : group.lanes_) others.push_back(&lane->board_);
   };
-  add_channels(*this);
+  add_lanes(*this);
   for (const auto& group : subgroups) {
     others.push_back(&group->board_);
-    add_channels(*group);
+    add_lanes(*group);
   }
   try {
     board_.reset(others);
@@ -374,7 +373,7 @@ void BoardGroup::reset() {
 
 void BoardGroup::set_deadline(std::chrono::nanoseconds deadline) {
   board_.set_deadline(deadline);
-  for (const auto& channel : channels_) channel->set_deadline(deadline);
+  for (const auto& lane : lanes_) lane->set_deadline(deadline);
   for (const auto& group : living_subgroups()) group->set_deadline(deadline);
 }
 
@@ -384,7 +383,7 @@ CommCounts BoardGroup::counts() const {
     std::lock_guard lock(counts_mutex_);
     counts = counts_;
   }
-  for (const auto& channel : channels_) counts += channel->counts();
+  for (const auto& lane : lanes_) counts += lane->counts();
   return counts;
 }
 
@@ -399,7 +398,7 @@ Lateness BoardGroup::lateness() const {
     const std::lock_guard lock(counts_mutex_);
     lateness = lateness_;
   }
-  for (const auto& channel : channels_) lateness += channel->lateness();
+  for (const auto& lane : lanes_) lateness += lane->lateness();
   return lateness;
 }
 

@@ -8,9 +8,9 @@
 #include "runtime/comm/board/board.h"
 #include "runtime/comm/board/lateness.h"
 #include "runtime/comm/board/shares.h"
-#include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/division.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/comm/group/link.h"
 
 namespace sherd::comm {
@@ -24,19 +24,19 @@ struct OpenedCall {
 
 class SplitCall;
 
-/// A group, or one of its further channels. Reductions run in rank order 0 .. n-1 whatever the sizes, so their bits are
+/// A group, or one of its further lanes. Reductions run in rank order 0 .. n-1 whatever the sizes, so their bits are
 /// the same for threads and processes, and for all_reduce and reduce_scatter. A call that is wrong on one rank only
 /// raises Error there and CommError on the peers.
 class BoardGroup final : public HostGroup {
  public:
-  /// A group with all its channels. `kind` is a literal; options.channel is 0. Made by make_shared.
+  /// A group with all its lanes. `kind` is a literal; options.lane is 0. Made by make_shared.
   BoardGroup(std::string_view kind, const std::shared_ptr<std::byte>& memory, const BoardOptions& options,
              std::string name = "world");
 
   bool supports(Device device) const override { return device == Device::cpu(); }
   void issue(Collective call, const CollectiveSite& site) override;
-  HostGroup& lane(std::string_view queue) override { return channel(group_.lane_numbers_.of(queue)); }
-  HostGroup& channel(int index) override;
+  HostGroup& lane(std::string_view queue) override { return lane(group_.lane_numbers_.of(queue)); }
+  HostGroup& lane(int index) override;
 
   void all_gather(std::span<const GatherPart> parts) override;
   void reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) override;
@@ -54,9 +54,9 @@ class BoardGroup final : public HostGroup {
   void reset() override;
   void set_deadline(std::chrono::nanoseconds deadline) override;
   CommCounts counts() const override;
-  /// Of counts().seconds of this channel alone: how long this rank waited because another had not come to the call.
+  /// Of counts().seconds of this lane alone: how long this rank waited because another had not come to the call.
   double skew_seconds() const;
-  /// Of this rank, over all channels, calls of all ranks only.
+  /// Of this rank, over all lanes, calls of all ranks only.
   Lateness lateness() const;
   void shape_link(const LinkShape& shape) override;
   SharedHeap shared_heap() const override;
@@ -77,12 +77,12 @@ class BoardGroup final : public HostGroup {
   void run_pair(CommOp op, std::span<const FlatPart> parts, int peer);
   void check_counts(std::span<const std::int64_t> counts, std::int64_t blocks = 1) const;
 
-  Division division_;  // of channel 0
-  BoardGroup& group_;  // channel 0, maybe this
+  Division division_;  // of lane 0
+  BoardGroup& group_;  // lane 0, maybe this
   Board board_;
-  std::vector<std::unique_ptr<BoardGroup>> channels_;  // of channel 0: 1, 2, ...
-  LaneNumbers lane_numbers_;                           // of channel 0
-  std::unique_ptr<Link> link_;                         // of channel 0
+  std::vector<std::unique_ptr<BoardGroup>> lanes_;     // of lane 0: 1, 2, ...
+  LaneNumbers lane_numbers_;                           // of lane 0
+  std::unique_ptr<Link> link_;                         // of lane 0
   std::shared_ptr<BoardGroup> root_;                   // of a subgroup
   mutable std::mutex subgroups_mutex_;
   std::vector<std::weak_ptr<BoardGroup>> subgroups_;  // of the root: all divided from it, directly or not

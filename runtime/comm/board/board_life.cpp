@@ -19,8 +19,8 @@ Time time_in(const std::atomic<std::int64_t>& nanoseconds) { return Time(nanosec
 
 }  // namespace
 
-RankCell& Board::at_root(int root, int channel) const {
-  return reinterpret_cast<RankCell*>(root_memory() + sizeof(BoardHeader))[channel * root_size() + root];
+RankCell& Board::at_root(int root, int lane) const {
+  return reinterpret_cast<RankCell*>(root_memory() + sizeof(BoardHeader))[lane * root_size() + root];
 }
 
 Silence Board::silence() const {
@@ -45,10 +45,10 @@ std::optional<Time> Board::frozen_for(int root) const {
 }
 
 std::optional<Board::Sleep> Board::sleep_in(Place place) const {
-  const RankCell& cell = at_root(place.rank, place.channel);
+  const RankCell& cell = at_root(place.rank, place.lane);
   const std::uint32_t awaited = cell.awaited.load(std::memory_order_relaxed);
   if (awaited == 0 || std::cmp_greater(awaited, root_size())) return std::nullopt;
-  return Sleep{{static_cast<int>(awaited) - 1, place.channel}, time_in(cell.awaited_since)};
+  return Sleep{{static_cast<int>(awaited) - 1, place.lane}, time_in(cell.awaited_since)};
 }
 
 /// What keeps a thread from coming to a call: its own wait for other ranks, or that of the rank's thread, which gives
@@ -56,15 +56,15 @@ std::optional<Board::Sleep> Board::sleep_in(Place place) const {
 /// thread that computes holds up nobody.
 std::optional<Board::Sleep> Board::sleep_that_holds_up(Place place) const {
   if (const auto own = sleep_in(place)) return own;
-  const RankCell& cell = at_root(place.rank, place.channel);
+  const RankCell& cell = at_root(place.rank, place.lane);
   const bool is_told = cell.between_until.load(std::memory_order_acquire) != 0;
   const auto told = BetweenCalls::from(cell.between.load(std::memory_order_acquire));
-  if (place.channel != 0 && is_told && told.kind == ThreadState::Kind::busy) return std::nullopt;  // it reads a disk
+  if (place.lane != 0 && is_told && told.kind == ThreadState::Kind::busy) return std::nullopt;  // it reads a disk
   if (const auto main = sleep_in({place.rank, 0})) return main;
   if (life(place.rank).waits_for_queue.load(std::memory_order_relaxed) == 0) return std::nullopt;
   std::optional<Sleep> only;
-  for (int channel = 1; channel < kNumChannels; ++channel) {
-    const std::optional<Sleep> sleep = sleep_in({place.rank, channel});
+  for (int lane = 1; lane < kNumLanes; ++lane) {
+    const std::optional<Sleep> sleep = sleep_in({place.rank, lane});
     if (sleep && only) return std::nullopt;  // which of the two is waited for is not known
     if (sleep) only = sleep;
   }
@@ -101,7 +101,7 @@ std::string Board::activity_of(int root) const {
 }
 
 Board::Chain Board::chain_from(int root) const {
-  Chain chain{.places = {{root, channel()}}, .circle = {}};
+  Chain chain{.places = {{root, lane()}}, .circle = {}};
   for (;;) {
     const Place last = chain.places.back();
     const auto sleep = frozen_for(last.rank) ? std::nullopt : sleep_that_holds_up(last);

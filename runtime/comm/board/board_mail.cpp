@@ -7,7 +7,7 @@ namespace sherd::comm {
 Fingerprint Board::open_pair_call(CommOp op, int peer) const {
   const auto& counts = op == CommOp::send ? sends_ : receives_;
   const auto number = static_cast<std::int64_t>(counts[static_cast<std::size_t>(peer)].calls) + 1;
-  return Fingerprint::of_pair(op, number, channel(), root_rank(peer), members_);
+  return Fingerprint::of_pair(op, number, lane(), root_rank(peer), members_);
 }
 
 void Board::enter_pair_call(const Fingerprint& call, CommOp op, int peer, Clock::time_point arrived) {
@@ -28,7 +28,7 @@ void Board::enter_pair_call(const Fingerprint& call, CommOp op, int peer, Clock:
 void Board::count_mail(std::atomic<std::uint64_t>& counter, std::uint64_t value, int peer) {
   counter.store(value, std::memory_order_seq_cst);
   const auto me = static_cast<std::uint32_t>(rank()) + 1;
-  if (cell(peer).waiting_for.load(std::memory_order_seq_cst) == me) ring(peer, channel());
+  if (cell(peer).waiting_for.load(std::memory_order_seq_cst) == me) ring(peer, lane());
 }
 
 void Board::post_piece(int to) {
@@ -48,7 +48,7 @@ void Board::await_piece(int from) {
   met_at_ = Clock::now();
   if (mail.hash.load(std::memory_order_relaxed) == call_.hash()) return;
   fail_call(fmt::format("rank {} calls {}, rank {} calls {}; a send and its recv must agree in types and counts",
-                        root_rank(from), call_of(from, channel()), root_rank(), call()));
+                        root_rank(from), call_of(from, lane()), root_rank(), call()));
 }
 
 void Board::take_piece(int from) {

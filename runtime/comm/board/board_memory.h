@@ -2,8 +2,8 @@
 // What the ranks of one host share: plain bytes that may be heap (ranks are threads) or a mapped segment (ranks are
 // processes). Everything in it is a lock-free atomic, except staging windows, which meetings and mails order.
 //
-//   BoardHeader | channel 0: RankCell x size | channel 1: ... | per channel size x size Mails
-//               | windows: per channel size x 3 x window_bytes
+//   BoardHeader | lane 0: RankCell x size | lane 1: ... | per lane size x size Mails
+//               | windows: per lane size x 3 x window_bytes
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -28,8 +28,8 @@ enum class Activity : std::uint32_t { outside, in_call, in_pair_call, in_reset }
 inline constexpr std::int32_t kStillRuns = -1;
 enum class Presence : std::uint32_t { here, left, died };
 
-/// One rank's cell of one channel: written by its owner, read by all. Only `bell` and `presence` are also written by
-/// others. State of the rank as a whole (resets, presence, process) is in its cell of channel 0. For resets and bells
+/// One rank's cell of one lane: written by its owner, read by all. Only `bell` and `presence` are also written by
+/// others. State of the rank as a whole (resets, presence, process) is in its cell of lane 0. For resets and bells
 /// a subgroup uses the cells of the root that it was divided from.
 struct alignas(64) RankCell {
   std::atomic<std::uint64_t> meetings{0};     // meetings this rank has come to; reset k continues at k << 32
@@ -52,7 +52,7 @@ struct alignas(64) RankCell {
   alignas(64) CallNote notes[2];
   SharedText<256> pair_call;  // the newest send or recv
 
-  // In the root only: the call of a subgroup that this rank is in on this channel; for whom it sleeps there or here, as
+  // In the root only: the call of a subgroup that this rank is in on this lane; for whom it sleeps there or here, as
   // 1 + number in the root, 0 = it does not, since when, and when it last found that it has to sleep on.
   std::atomic<bool> is_in_subgroup{false};
   SharedText<256> subgroup_call;
@@ -60,11 +60,11 @@ struct alignas(64) RankCell {
   std::atomic<std::int64_t> awaited_since{0};
   std::atomic<std::int64_t> awaited_until{0};
   std::atomic<std::int32_t> teller{0};  // the thread that tells it, by its system's number
-  // There too: what the thread that comes to the calls of this channel does between them (wait_circle.h), and when
+  // There too: what the thread that comes to the calls of this lane does between them (wait_circle.h), and when
   // another thread of the rank, which sleeps in a call, has found it so.
   std::atomic<std::uint64_t> between{0};
   std::atomic<std::int64_t> between_until{0};
-  LifeCell life;  // in channel 0 of the root
+  LifeCell life;  // in lane 0 of the root
 };
 
 inline bool is_in_call(const RankCell& cell) {
@@ -72,7 +72,7 @@ inline bool is_in_call(const RankCell& cell) {
   return activity == Activity::in_call || activity == Activity::in_pair_call;
 }
 
-/// The call that a cell's rank is in on that channel, or was in last.
+/// The call that a cell's rank is in on that lane, or was in last.
 inline std::string call_in(const RankCell& cell) {
   if (cell.activity.load(std::memory_order_relaxed) == Activity::in_pair_call) return cell.pair_call.load();
   return cell.notes[cell.calls.load(std::memory_order_acquire) % 2].text.load();

@@ -37,7 +37,7 @@ void Board::compare_calls() {
   for (int peer = 0; peer < size(); ++peer) {
     const auto [entry, is_new] = index.try_emplace(hash_of(peer), sides.size());
     if (is_new) {
-      sides.push_back({fmt::format("rank {}", root_rank(peer)), call_of(peer, channel())});
+      sides.push_back({fmt::format("rank {}", root_rank(peer)), call_of(peer, lane())});
     } else {
       std::string& ranks = sides[entry->second].ranks;
       if (ranks.find(',') == std::string::npos) ranks = fmt::format("ranks{}", ranks.substr(4));
@@ -59,23 +59,23 @@ void Board::compare_calls() {
   fail_call(text);
 }
 
-std::string Board::call_of(int rank, int channel) const { return call_in(cell(rank, channel)); }
+std::string Board::call_of(int rank, int lane) const { return call_in(cell(rank, lane)); }
 
-std::string Board::describe_call(int rank, int channel) const {
-  const std::uint32_t awaited = cell(rank, channel).waiting_for.load(std::memory_order_relaxed);
-  const std::string call = call_of(rank, channel);
+std::string Board::describe_call(int rank, int lane) const {
+  const std::uint32_t awaited = cell(rank, lane).waiting_for.load(std::memory_order_relaxed);
+  const std::string call = call_of(rank, lane);
   // Or delaying for a shaped link. (What others write is no index before it was looked at.)
   const bool is_moving = awaited == 0 || std::cmp_equal(awaited, rank + 1) || std::cmp_greater(awaited, size());
   return is_moving ? fmt::format("in {}, moving data", call)
                    : fmt::format("in {}, {} {}", call, kWaiting, root_rank(static_cast<int>(awaited) - 1));
 }
 
-/// What a rank does in other channels and groups: shows two ranks that wait for each other.
+/// What a rank does in other lanes and groups: shows two ranks that wait for each other.
 std::string Board::other_calls(int rank) const {
   std::string text;
-  for (int other = 0; other < kNumChannels; ++other) {
+  for (int other = 0; other < kNumLanes; ++other) {
     const bool is_here = is_in_call(cell(rank, other));
-    if (other != channel() && is_here) text += fmt::format(", also {}", describe_call(rank, other));
+    if (other != lane() && is_here) text += fmt::format(", also {}", describe_call(rank, other));
     const RankCell& root = root_cell(rank, other);
     if (options_.root && is_in_call(root)) text += fmt::format(", also in {}", call_in(root));
     if (!root.is_in_subgroup.load(std::memory_order_acquire)) continue;
@@ -88,10 +88,10 @@ std::string Board::other_calls(int rank) const {
 std::string Board::describe(int rank) const {
   const RankCell& other = cell(rank);
   if (root_head(rank).activity.load(std::memory_order_relaxed) == Activity::in_reset) return "in reset()";
-  if (is_in_call(other)) return describe_call(rank, channel()) + other_calls(rank);
-  const std::string last = other.calls.load(std::memory_order_acquire) == 0 ? "none" : call_of(rank, channel());
-  return fmt::format("outside any collective of this {}, its last call: {}{}", channel() == 0 ? "group" : "channel",
-                     last, other_calls(rank));
+  if (is_in_call(other)) return describe_call(rank, lane()) + other_calls(rank);
+  const std::string last = other.calls.load(std::memory_order_acquire) == 0 ? "none" : call_of(rank, lane());
+  return fmt::format("outside any collective of this {}, its last call: {}{}", lane() == 0 ? "group" : "lane", last,
+                     other_calls(rank));
 }
 
 std::string Board::casualty(int rank) const {
@@ -114,7 +114,7 @@ std::string Board::missing_ranks(const Wait& wait) const {
   std::string missing;
   for (int peer = 0; peer < size(); ++peer) {
     if (has_come(wait, peer)) continue;
-    const std::string description = describe(peer), state = state_of({root_rank(peer), channel()});
+    const std::string description = describe(peer), state = state_of({root_rank(peer), lane()});
     const bool is_said = state.empty() || (state.starts_with(kWaiting) && description.find(kWaiting) != state.npos);
     missing += fmt::format("{}rank {} ({}{}{}){}", missing.empty() ? "" : ", ", root_rank(peer), description,
                            is_said ? "" : "; ", is_said ? "" : state, end_of_chain(root_rank(peer)));

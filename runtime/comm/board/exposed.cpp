@@ -15,11 +15,11 @@ std::vector<std::shared_ptr<BoardGroup>> subgroups_of(const ProcessGroup& group)
   return board ? board->living_subgroups() : std::vector<std::shared_ptr<BoardGroup>>();
 }
 
-// Of the calls by the rank's own thread: channel 0.
+// The calls of the rank's own thread go through lane 0.
 CommTimes times_of_calls(HostGroup& group) {
   CommTimes times{.total = group.counts().seconds};
   times.exposed = times.total;
-  for (int k = 1; k < HostGroup::kNumChannels; ++k) times.exposed -= group.channel(k).counts().seconds;
+  for (int k = 1; k < HostGroup::kNumLanes; ++k) times.exposed -= group.lane(k).counts().seconds;
   if (const auto* board = dynamic_cast<const BoardGroup*>(&group)) times.skew = board->skew_seconds();
   return times;
 }

@@ -18,7 +18,7 @@ inline std::chrono::nanoseconds beat_interval(std::chrono::nanoseconds silence) 
 /// From when on a missing sign is worth a word.
 inline std::chrono::nanoseconds quiet_after(std::chrono::nanoseconds silence) { return 4 * beat_interval(silence); }
 
-/// What a rank's process tells of itself, in its cell of the root's channel 0. Its heartbeat writes it, a thread that
+/// What a rank's process tells of itself, in its cell of the root's lane 0. Its heartbeat writes it, a thread that
 /// goes on while the rank computes and stops when the process does. Times are those of the host's steady clock, which
 /// all ranks share. Zero where ranks are threads: they cannot stop apart.
 struct alignas(64) LifeCell {

@@ -24,7 +24,7 @@ struct ShmGroupOptions {
   std::chrono::nanoseconds silence = std::chrono::seconds(60);
   /// Ranks that wait for each other are told so when they are found to in two looks, this apart; 0: none looks.
   std::chrono::nanoseconds look = std::chrono::seconds(2);
-  /// Staging memory: each rank has two windows of this size per channel. Rank 0's value holds for all.
+  /// Staging memory: each rank has two windows of this size per lane. Rank 0's value holds for all.
   std::size_t window_bytes = std::size_t{1} << 20;
   /// Address space of each rank's shared heap; pages come when they are touched. Unset: the memory of the host, or what
   /// the address space has room for (default_heap_bytes); 0: none. Rank 0's value holds for all.

@@ -58,7 +58,7 @@ std::vector<std::shared_ptr<BoardGroup>> BoardGroup::living_subgroups() const {
 
 std::shared_ptr<ProcessGroup> BoardGroup::subgroup(std::span<const int> ranks, std::string_view label) {
   const PurposeScope purpose("subgroup");
-  check(&group_ == this, "subgroup() of channel {}: call it on channel 0, which is the group", board_.channel());
+  check(&group_ == this, "subgroup() of lane {}: call it on lane 0, which is the group", board_.lane());
   const std::vector<std::string> texts = gather_text(*this, random_hex(kTagBytes / 2) + std::string(bytes_of(ranks)));
   std::vector<std::vector<int>> lists;
   for (const std::string& text : texts) lists.push_back(list_of(std::string_view(text).substr(kTagBytes)));

@@ -9,7 +9,7 @@ std::vector<Hold> circle_in(std::vector<Hold> holds) {
   if (holds.empty()) return {};
   const auto first = std::ranges::find(holds, holds.back().to, &Hold::from);
   holds.erase(holds.begin(), first);
-  const auto order = [](const Hold& hold) { return std::tuple(hold.from.rank, hold.from.channel); };
+  const auto order = [](const Hold& hold) { return std::tuple(hold.from.rank, hold.from.lane); };
   std::ranges::rotate(holds, std::ranges::min_element(holds, {}, order));
   return holds;
 }

@@ -1,6 +1,6 @@
 #pragma once
 // Ranks that wait for each other, proven. A *place* is a thread of a rank: the one that comes to the calls of a
-// channel. A *hold* says what a place cannot go on without:
+// lane. A *hold* says what a place cannot go on without:
 //
 //   rank 0's thread    in save_checkpoint   -- sleeps in a call for -->   rank 1's thread
 //   rank 1's thread    in backward          -- waits for its queue -->    rank 1's gather queue
@@ -18,9 +18,9 @@
 
 namespace sherd::comm {
 
-/// A thread of a rank, by its number in the root: the one that comes to the calls of a channel.
+/// A thread of a rank, by its number in the root: the one that comes to the calls of a lane.
 struct Place {
-  int rank, channel;
+  int rank, lane;
   bool operator==(const Place&) const = default;
 };
 

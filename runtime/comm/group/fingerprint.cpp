@@ -22,30 +22,30 @@ std::string_view name(CommOp op) {
   return names[static_cast<int>(op)];
 }
 
-Fingerprint::Fingerprint(CommOp op, std::int64_t sequence, int channel, std::string_view members) {
+Fingerprint::Fingerprint(CommOp op, std::int64_t sequence, int lane, std::string_view members) {
   mix(static_cast<std::uint64_t>(op));
   mix(static_cast<std::uint64_t>(sequence));
-  name_call(op, sequence, channel, members);
+  name_call(op, sequence, lane, members);
 }
 
-Fingerprint Fingerprint::of_pair(CommOp op, std::int64_t sequence, int channel, int peer, std::string_view members) {
+Fingerprint Fingerprint::of_pair(CommOp op, std::int64_t sequence, int lane, int peer, std::string_view members) {
   Fingerprint call;
   call.mix(static_cast<std::uint64_t>(sequence));
-  call.name_call(op, sequence, channel, members);
+  call.name_call(op, sequence, lane, members);
   call.append(op == CommOp::send ? " to rank " : " from rank ");
   call.append(std::int64_t{peer});
   return call;
 }
 
-void Fingerprint::name_call(CommOp op, std::int64_t sequence, int channel, std::string_view members) {
+void Fingerprint::name_call(CommOp op, std::int64_t sequence, int lane, std::string_view members) {
   append(name(op));
   append(" #");
   append(sequence);
   if (!members.empty()) append(" of ");
   append(members);
-  if (channel != 0) {
-    append(" of channel ");
-    append(std::int64_t{channel});
+  if (lane != 0) {
+    append(" of lane ");
+    append(std::int64_t{lane});
   }
   name_subject(current_subject(), current_part());
 }

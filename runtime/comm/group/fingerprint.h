@@ -10,7 +10,7 @@
 
 namespace sherd::comm {
 
-/// Built up part by part, without allocating: "all_gather #12 [f32 x 4,4; bf16 x 3,2]", or "all_gather #12 of channel 1
+/// Built up part by part, without allocating: "all_gather #12 [f32 x 4,4; bf16 x 3,2]", or "all_gather #12 of lane 1
 /// [...]"; of a subgroup "all_gather #12 of ranks 1,3 [...]"; in a SubjectScope "all_gather #12 for blocks.3 [...]",
 /// or "all_gather #12 for blocks.3 without bias [...]"; with a purpose "all_gather #12 [...] (save_checkpoint)".
 /// The text is clipped after about 200 characters; the hash covers everything.
@@ -19,9 +19,9 @@ class Fingerprint {
   static constexpr std::size_t kMaxText = 256;
 
   Fingerprint() = default;
-  Fingerprint(CommOp op, std::int64_t sequence, int channel = 0, std::string_view members = {});
+  Fingerprint(CommOp op, std::int64_t sequence, int lane = 0, std::string_view members = {});
   /// send or recv: "send #3 to rank 1 [f32 x 4]". A send and the recv that fits it have the same hash.
-  static Fingerprint of_pair(CommOp op, std::int64_t sequence, int channel, int peer, std::string_view members = {});
+  static Fingerprint of_pair(CommOp op, std::int64_t sequence, int lane, int peer, std::string_view members = {});
   void add_part(DType dtype, std::span<const std::int64_t> counts) { add_part(dtype, counts, dtype); }
   /// `source_dtype` differs where elements are cast on their way: "bf16 from f32 x 4,4". No counts: of the type only.
   /// Several blocks: "f32 in 2 blocks x 4,4".
@@ -36,7 +36,7 @@ class Fingerprint {
   std::string_view text() const { return {text_.data(), size_}; }
 
  private:
-  void name_call(CommOp op, std::int64_t sequence, int channel, std::string_view members);
+  void name_call(CommOp op, std::int64_t sequence, int lane, std::string_view members);
   void name_subject(std::string_view subject, std::string_view part);
   void name_purpose();
   void end_list();

@@ -7,9 +7,9 @@
 #include <mutex>
 #include <typeinfo>
 
-#include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/division.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/comm/group/link.h"
 #include "runtime/memory/rank_memory.h"
 #include "runtime/tensor/error.h"
@@ -57,9 +57,9 @@ class GhostGroup final : public HostGroup {
     lane_numbers_.of(queue);
     return *this;
   }
-  HostGroup& channel(int index) override {
+  HostGroup& lane(int index) override {
     check_fits_rank(*this);
-    check(index >= 0 && index < kNumChannels, "channel {} of a process group; give 0..{}", index, kNumChannels - 1);
+    check(index >= 0 && index < kNumLanes, "lane {} of a process group; give 0..{}", index, kNumLanes - 1);
     return *this;
   }
 

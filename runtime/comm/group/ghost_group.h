@@ -16,7 +16,7 @@ std::shared_ptr<ProcessGroup> make_ghost_group(int rank, int size);
 /// Error naming the group unless this thread's rank may communicate over it: a ghost rank over ghost groups, any other
 /// rank over groups that are none, and all over groups of one rank. A real group would wait for a ghost that never
 /// comes; a ghost group would tell a real rank that its peers agree. Asked where a group meets a rank: its world, a
-/// mesh, agreements, the channels of its queues. A thread without a rank context may use any group.
+/// mesh, agreements, the lanes of its queues. A thread without a rank context may use any group.
 void check_fits_rank(const ProcessGroup& group);
 
 }  // namespace sherd

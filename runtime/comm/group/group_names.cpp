@@ -48,7 +48,7 @@ std::string name_group(const std::shared_ptr<ProcessGroup>& group) {
 std::string name_group(ProcessGroup& group) {
   if (const KnownGroup* const known = known_groups().find(group)) return known->name;
   const std::shared_ptr<ProcessGroup> held = group.weak_from_this().lock();
-  check(held != nullptr, "a channel of the {} group \"{}\" has no name of its own; give the group", group.kind(),
+  check(held != nullptr, "a lane of the {} group \"{}\" has no name of its own; give the group", group.kind(),
         group.name());
   return name_group(held);
 }

@@ -14,7 +14,7 @@ namespace sherd {
 /// after it if another living group has that name already, which only groups of two worlds can. Ranks that name the
 /// same groups in the same order use the same names. No-op for a group that is known.
 std::string name_group(const std::shared_ptr<ProcessGroup>& group);
-/// The same, for what is called with a group. Error for a group that no shared_ptr holds: a channel is none.
+/// The same, for what is called with a group. Error for a group that no shared_ptr holds: a lane is none.
 std::string name_group(ProcessGroup& group);
 
 /// What a group is known by on this rank. Error if it is not.

@@ -85,7 +85,7 @@ struct SharedHeap {
 };
 
 /// A link to measure with: every rank receives over one full-duplex link, and collectives on it come one after the
-/// other whatever their channel. One takes steps x seconds + bytes x (n-1)/n / bytes_per_second, where all_gather,
+/// other whatever their lane. One takes steps x seconds + bytes x (n-1)/n / bytes_per_second, where all_gather,
 /// reduce_scatter, broadcast and all_to_all have n-1 steps; all_reduce is a reduce_scatter and an all_gather. recv
 /// takes seconds + bytes / bytes_per_second.
 struct LinkShape {
@@ -98,16 +98,16 @@ struct LinkShape {
 /// together. A call returns when this rank's buffers may be used, and throws what failed.
 class HostGroup : public ProcessGroup {
  public:
-  static constexpr int kNumChannels = 6;
+  static constexpr int kNumLanes = 6;
 
   HostGroup& host() final { return *this; }
   /// The communicator of a queue: an ordered lane of its own that calls on that queue's threads go through, made at
-  /// first use, which must come in one order on all ranks where the queue is none of channels.h. Error if there are
+  /// first use, which must come in one order on all ranks where the queue is none of lanes.h. Error if there are
   /// too many.
   virtual HostGroup& lane(std::string_view queue) = 0;
-  /// An ordered lane of its own: calls, sequence numbers, deadline, counts. Channel 0 is the group itself. One thread
-  /// at a time may use a channel. Lives as long as the group. Error unless 0 <= index < kNumChannels.
-  virtual HostGroup& channel(int index) = 0;
+  /// An ordered lane of its own: calls, sequence numbers, deadline, counts. Lane 0 is the group itself. One thread
+  /// at a time may use a lane. Lives as long as the group. Error unless 0 <= index < kNumLanes.
+  virtual HostGroup& lane(int index) = 0;
 
   virtual void all_gather(std::span<const GatherPart> parts) = 0;
   virtual void reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) = 0;
@@ -121,7 +121,7 @@ class HostGroup : public ProcessGroup {
   virtual void send(std::span<const FlatPart> parts, int to) = 0;
   virtual void recv(std::span<const FlatPart> parts, int from) = 0;
 
-  /// Counts of this channel; the group's are the sum over all channels. From any thread.
+  /// Counts of this lane; the group's are the sum over all lanes. From any thread.
   virtual CommCounts counts() const = 0;
   /// Makes every collective of the group take at least as long as on that link; the caller sleeps for what is left,
   /// after the data has moved. Before the first call, alike on all ranks. Error unless bytes_per_second > 0 and seconds

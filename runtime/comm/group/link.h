@@ -10,7 +10,7 @@
 
 namespace sherd::comm {
 
-/// One rank's link. Collectives of all channels share it, one after the other.
+/// One rank's link. Collectives of all lanes share it, one after the other.
 class Link {
  public:
   using Clock = std::chrono::steady_clock;

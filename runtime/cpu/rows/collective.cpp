@@ -8,9 +8,9 @@
 #include <functional>
 #include <vector>
 
-#include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/exec/queue.h"
 #include "runtime/op/rows/collective_attrs.h"
@@ -66,8 +66,8 @@ void unpack(const Cut& cut, const std::byte* blocks, std::byte* whole) {
 
 std::byte* address(const Tensor& t) { return t.storage()->address() + t.offset() * byte_size(t.dtype()); }
 
-HostGroup& channel(const KernelCall& call) {
-  return channel_of(group_of(call.attrs.as<CollectiveAttrs>()), call.exec.queue->name());
+HostGroup& lane(const KernelCall& call) {
+  return lane_of(group_of(call.attrs.as<CollectiveAttrs>()), call.exec.queue->name());
 }
 
 /// Memory of the work itself; it lives until the work is done.
@@ -95,7 +95,7 @@ void submit(CommOp kind, const KernelCall& call, std::function<void()> run,
                            .bytes = bytes,
                            .run = std::move(run),
                            .loans = loans,
-                           .abort = [&group = channel(call)](std::string_view reason) { group.abort(reason); },
+                           .abort = [&group = lane(call)](std::string_view reason) { group.abort(reason); },
                            .max_in_flight = kMaxCollectivesInFlight});
 }
 
@@ -112,15 +112,14 @@ void submit_on_copy(CommOp kind, const KernelCall& call, Collective collective) 
 
 void all_reduce(const KernelCall& call) {
   const auto kind = static_cast<ReduceKind>(call.attrs.as<CollectiveAttrs>().kind);
-  submit_on_copy(CommOp::all_reduce, call, [&group = channel(call), kind](const FlatPart& part) {
-    group.all_reduce({&part, 1}, {.kind = kind});
-  });
+  submit_on_copy(CommOp::all_reduce, call,
+                 [&group = lane(call), kind](const FlatPart& part) { group.all_reduce({&part, 1}, {.kind = kind}); });
 }
 
 void broadcast(const KernelCall& call) {
   const int root = call.attrs.as<CollectiveAttrs>().root;
   submit_on_copy(CommOp::broadcast, call,
-                 [&group = channel(call), root](const FlatPart& part) { group.broadcast({&part, 1}, root); });
+                 [&group = lane(call), root](const FlatPart& part) { group.broadcast({&part, 1}, root); });
 }
 
 Cut cut_along(const KernelCall& call, const Tensor& whole, int dim) {
@@ -128,7 +127,7 @@ Cut cut_along(const KernelCall& call, const Tensor& whole, int dim) {
 }
 
 void all_gather(const KernelCall& call) {
-  HostGroup& group = channel(call);
+  HostGroup& group = lane(call);
   const Tensor& x = dense_input(call);
   const Cut cut = cut_along(call, call.out[0], call.attrs.as<CollectiveAttrs>().dim);
   const bool listed = is_listed(cut);
@@ -151,7 +150,7 @@ void all_gather(const KernelCall& call) {
 }
 
 void reduce_scatter(const KernelCall& call) {
-  HostGroup& group = channel(call);
+  HostGroup& group = lane(call);
   const Tensor& x = dense_input(call);
   const auto& attrs = call.attrs.as<CollectiveAttrs>();
   const Cut cut = cut_along(call, x, attrs.dim);
@@ -177,7 +176,7 @@ void reduce_scatter(const KernelCall& call) {
 
 // What rank q gets is dense after packing along the split dim, and so is what comes from it.
 void all_to_all(const KernelCall& call) {
-  HostGroup& group = channel(call);
+  HostGroup& group = lane(call);
   const Tensor& x = dense_input(call);
   const auto& attrs = call.attrs.as<CollectiveAttrs>();
   const Cut split = cut_along(call, x, attrs.split_dim), joined = cut_along(call, call.out[0], attrs.dim);

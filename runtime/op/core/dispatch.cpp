@@ -2,7 +2,7 @@
 // inputs' flags decides that, and the device layer runs.
 #include "runtime/op/core/dispatch.h"
 
-#include "runtime/comm/group/channels.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/memory_log.h"
 #include "runtime/exec/queue.h"

@@ -11,8 +11,8 @@
 //   y = all_reduce(x)       every rank reads my operand    dx = all_reduce(sum) of dy
 //   y = all_to_all(x)       every element moves once       dx = all_to_all of dy, the other way
 // (If every rank computes the same loss from y, count it once: divide it by the size of the group.)
-#include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/chunks.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/op/core/infer.h"
 #include "runtime/op/core/vjp_call.h"
 #include "runtime/op/rows/collective_attrs.h"

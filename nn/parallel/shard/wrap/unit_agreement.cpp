@@ -8,7 +8,7 @@
 #include "nn/parallel/shard/wrap/fully_shard_hook.h"
 #include "nn/parallel/shard/wrap/unit_plan.h"
 #include "runtime/comm/group/agree.h"
-#include "runtime/comm/group/channels.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
@@ -128,7 +128,7 @@ constexpr char kDiffers = '!';  // before a difference that a rank has heard of;
 
 /// Every rank's text, over the lane of the gathers that the units would begin with.
 std::vector<std::string> tell_all(ProcessGroup& group, const std::string& text) {
-  HostGroup& lane = channel_of(group, kGatherQueue);
+  HostGroup& lane = lane_of(group, kGatherQueue);
   std::vector<std::string> said;
   const auto run = [&] {
     const comm::SubjectScope scope(kSubject);

@@ -9,13 +9,13 @@
 
 namespace sherd {
 
-/// The queues whose work usually communicates: their lanes are there from the beginning. Channel 0 is the rank's
+/// The queues whose work usually communicates: their lanes are there from the beginning. Lane 0 is the rank's
 /// thread's.
 inline constexpr std::string_view kGatherQueue = "gather", kReduceQueue = "reduce", kCollectiveQueue = "collective",
                                   kReplicateQueue = "replicate";
 
 /// The lane for work of this queue, see HostGroup::lane(). Error as check_fits_rank() (ghost_group.h).
-HostGroup& channel_of(ProcessGroup& group, std::string_view queue);
+HostGroup& lane_of(ProcessGroup& group, std::string_view queue);
 
 namespace comm {
 inline constexpr int kNumUsualLanes = 4;
@@ -25,7 +25,7 @@ int usual_lane(std::string_view queue);
 /// Numbers of lanes by queue: those above, then others in the order of their first use. From any thread.
 class LaneNumbers {
  public:
-  /// In 1..kNumChannels - 1. Error, naming the queues that have one, if all are taken.
+  /// In 1..kNumLanes - 1. Error, naming the queues that have one, if all are taken.
   int of(std::string_view queue);
 
  private:

@@ -1,4 +1,4 @@
-#include "runtime/comm/group/channels.h"
+#include "runtime/comm/group/lanes.h"
 
 #include <algorithm>
 #include <iterator>
@@ -10,10 +10,10 @@ namespace sherd {
 
 namespace {
 constexpr std::string_view kUsual[] = {kGatherQueue, kReduceQueue, kCollectiveQueue, kReplicateQueue};
-static_assert(std::size(kUsual) == comm::kNumUsualLanes && comm::kNumUsualLanes < HostGroup::kNumChannels);
+static_assert(std::size(kUsual) == comm::kNumUsualLanes && comm::kNumUsualLanes < HostGroup::kNumLanes);
 }  // namespace
 
-HostGroup& channel_of(ProcessGroup& group, std::string_view queue) {
+HostGroup& lane_of(ProcessGroup& group, std::string_view queue) {
   check_fits_rank(group);
   return group.host().lane(queue);
 }
@@ -28,11 +28,11 @@ int comm::LaneNumbers::of(std::string_view queue) {
   const std::lock_guard lock(mutex_);
   if (const auto known = others_.find(queue); known != others_.end()) return known->second;
   const int next = 1 + static_cast<int>(std::size(kUsual) + others_.size());
-  if (next >= HostGroup::kNumChannels) {
+  if (next >= HostGroup::kNumLanes) {
     std::string names = fmt::format("{}", fmt::join(kUsual, ", "));
     for (const auto& [name, lane] : others_) names += ", " + name;
     fail("the queue \"{}\" cannot communicate in this group: it has {} lanes, which are taken by {}", queue,
-         HostGroup::kNumChannels - 1, names);
+         HostGroup::kNumLanes - 1, names);
   }
   others_.emplace(queue, next);
   return next;
