@@ -2,7 +2,7 @@
 // The CPU column of the op table, one registration per file of kernels, and the little else that the seams need from a
 // level. Conventions: outputs are dense (but for `copy`, whose output may be strided); inputs may have any strides
 // unless the row's user function made them dense.
-#include "runtime/comm/board/reduce.h"
+#include "runtime/comm/board/elements.h"
 #include "runtime/cpu/gemm/gemm.h"
 #include "runtime/op/core/op.h"
 

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <string>
 
-#include "runtime/comm/board/copy.h"
+#include "runtime/comm/board/elements.h"
 #include "runtime/exec/context.h"
 #include "runtime/memory/caching_allocator.h"
 #include "tests/comm/backends.h"

@@ -14,12 +14,10 @@
 #include <vector>
 
 #include "runtime/comm/board/byte_stream.h"
-#include "runtime/comm/board/copy.h"
+#include "runtime/comm/board/elements.h"
 #include "runtime/comm/board/exchange.h"
-#include "runtime/comm/board/reduce.h"
 #include "runtime/comm/board/rounds.h"
 #include "runtime/comm/board/split_call.h"
-#include "runtime/comm/board/swap.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/queue.h"

@@ -3,9 +3,8 @@
 #include <cstdint>
 #include <span>
 
-#include "runtime/comm/board/copy.h"
+#include "runtime/comm/board/elements.h"
 #include "runtime/comm/board/exchange.h"
-#include "runtime/comm/board/reduce.h"
 
 namespace sherd::comm {
 
@@ -39,5 +38,8 @@ void read_gather(Board& board, const Exchange& exchange, std::span<const GatherP
 void show_scatter(const Board& board, Exchange& exchange);
 void read_scatter(Board& board, const Exchange& exchange, std::span<const ScatterPart> parts, const Shares& shares,
                   const ReduceOptions& options);
+
+/// all_to_all, in rounds of its own. Fails the group if a rank expects a count other than its peer sends.
+void swap_parts(Board& board, std::span<const SwapPart> parts);
 
 }  // namespace sherd::comm

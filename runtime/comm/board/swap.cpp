@@ -1,8 +1,6 @@
-// First the ranks exchange how much they send, which is all that a rank cannot know of its peers; then bytes go in
-// rounds through the windows, which are divided into one slot per receiver. All ranks know all counts, hence the
-// number of rounds.
-#include "runtime/comm/board/swap.h"
-
+// First the ranks of an all_to_all exchange how much they send, which is all that a rank cannot know of its peers; then
+// bytes go in rounds through the windows, which are divided into one slot per receiver. All ranks know all counts,
+// hence the number of rounds.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -10,6 +8,7 @@
 
 #include "runtime/comm/board/byte_stream.h"
 #include "runtime/comm/board/exchange.h"
+#include "runtime/comm/board/rounds.h"
 
 namespace sherd::comm {
 

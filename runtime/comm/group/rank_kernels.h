@@ -11,7 +11,7 @@ namespace sherd::comm {
 struct Reduction;
 
 struct RankKernels {
-  /// comm::reduce (board/reduce.h), at least one element.
+  /// comm::reduce (board/elements.h), at least one element.
   void (*reduce_ranks)(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
                        const Reduction& reduction, bool streams);
   /// to[i] = cast(from[i]) between floats, dense and apart.

@@ -6,7 +6,7 @@
 #include <array>
 #include <vector>
 
-#include "runtime/comm/board/copy.h"
+#include "runtime/comm/board/elements.h"
 #include "runtime/cpu/simd.h"
 
 namespace sherd::cpu {

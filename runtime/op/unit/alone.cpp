@@ -1,7 +1,6 @@
 #include "runtime/op/unit/alone.h"
 
-#include "runtime/comm/board/copy.h"
-#include "runtime/comm/board/reduce.h"
+#include "runtime/comm/board/elements.h"
 #include "runtime/op/core/dispatch.h"
 #include "runtime/op/rows/pointwise_attrs.h"
 
