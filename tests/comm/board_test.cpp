@@ -20,29 +20,29 @@ Board handle(const std::shared_ptr<std::byte>& memory, int rank) {
 
 /// Whether `owner` may leave, which otherwise waits for `reader` until this ends its reading.
 bool is_unread(const Board& owner, Board& reader) {
-  auto leaving = std::async(std::launch::async, [&] { owner.await_unread(); });
+  auto leaving = std::async(std::launch::async, [&] { await_unread(owner); });
   const bool is_ready = leaving.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
-  reader.end_reading();
+  end_reading(reader);
   return is_ready;
 }
 
 // The order must hold in every run, so a run that is too kind to a broken board is no false alarm.
 TEST(Board, ARankThatUnwindsWaitsForItsReaders) {
-  const std::shared_ptr<std::byte> memory = Board::heap_memory(2, 0);
+  const std::shared_ptr<std::byte> memory = BoardMemory::on_heap(2, 0);
   Board reader = handle(memory, 0), owner = handle(memory, 1);
   for (int round = 0; round < 100; ++round) {
     std::atomic<bool> has_read = false;
-    reader.begin_reading();
+    begin_reading(reader);
     std::thread unwinding([&] {
-      owner.poison("stop");
-      owner.await_unread();
+      owner.memory().poison("stop");
+      await_unread(owner);
       EXPECT_TRUE(has_read);
     });
-    while (!reader.is_poisoned()) std::this_thread::yield();
+    while (!reader.memory().is_poisoned()) std::this_thread::yield();
     has_read = true;
-    reader.end_reading();
+    end_reading(reader);
     unwinding.join();
-    EXPECT_THROW(reader.begin_reading(), CommError) << "reading starts after the owner may have left";
+    EXPECT_THROW(begin_reading(reader), CommError) << "reading starts after the owner may have left";
     ASSERT_TRUE(is_unread(owner, reader)) << "a reader that was turned away does not read";
     std::thread peer([&] { owner.reset(); });
     reader.reset();
@@ -52,13 +52,13 @@ TEST(Board, ARankThatUnwindsWaitsForItsReaders) {
 
 // An all-reduce in place that an error leaves while this rank reads the tensors of its peer.
 TEST(Board, AnExchangeThatIsLeftReadsNoLonger) {
-  const std::shared_ptr<std::byte> memory = Board::heap_memory(2, 0);
+  const std::shared_ptr<std::byte> memory = BoardMemory::on_heap(2, 0);
   Board one = handle(memory, 0), other = handle(memory, 1);
   const auto leave = [](Board& board) {
     std::vector<float> data(kSmallBytes);
     Shares shares(2);
     shares.add_even(data.data(), DType::f32, std::ssize(data));
-    board.enter(board.open_call(CommOp::all_reduce), Board::Clock::now());
+    board.enter(board.open_call(CommOp::all_reduce), BoardClock::now());
     {
       Exchange exchange(board, shares, shares.num_shares());
       EXPECT_TRUE(exchange.is_in_place());
@@ -76,7 +76,7 @@ TEST(Board, AnExchangeThatIsLeftReadsNoLonger) {
 
 // Two lanes of a group of one rank.
 TEST(Board, AResetEndsACallBetweenItsHalves) {
-  const std::shared_ptr<std::byte> memory = Board::heap_memory(1, 0);
+  const std::shared_ptr<std::byte> memory = BoardMemory::on_heap(1, 0);
   BoardOptions options{.rank = 0, .size = 1, .is_one_process = true, .has_died = {}};
   Board group(memory, options);
   options.lane = 1;
@@ -84,7 +84,7 @@ TEST(Board, AResetEndsACallBetweenItsHalves) {
   Board* const lanes[] = {&lane};
   const auto begin = [&] {
     Fingerprint call = lane.open_call(CommOp::barrier);
-    lane.enter(call, Board::Clock::now());
+    lane.enter(call, BoardClock::now());
     lane.come();
     return lane.suspend();
   };
@@ -100,7 +100,7 @@ TEST(Board, AResetEndsACallBetweenItsHalves) {
     group.reset(lanes);
     EXPECT_TRUE(has_left);
   });
-  while (!lane.is_poisoned()) std::this_thread::yield();
+  while (!lane.memory().is_poisoned()) std::this_thread::yield();
   has_left = true;
   lane.leave();
   resetting.join();
@@ -109,36 +109,36 @@ TEST(Board, AResetEndsACallBetweenItsHalves) {
 }
 
 TEST(Board, TheFirstReasonIsKept) {
-  const std::shared_ptr<std::byte> memory = Board::heap_memory(2, 0);
+  const std::shared_ptr<std::byte> memory = BoardMemory::on_heap(2, 0);
   Board one = handle(memory, 0), other = handle(memory, 1);
-  one.poison("first");
-  other.poison("second");
+  one.memory().poison("first");
+  other.memory().poison("second");
   try {
     other.raise_poison();
   } catch (const CommError& error) { EXPECT_EQ(error.message(), "first"); }
 }
 
 TEST(Board, WindowsAlternateAndDoNotOverlap) {
-  const std::shared_ptr<std::byte> memory = Board::heap_memory(2, 128);
+  const std::shared_ptr<std::byte> memory = BoardMemory::on_heap(2, 128);
   BoardOptions options{.rank = 0, .size = 2, .window_bytes = 128, .is_one_process = true, .has_died = {}};
-  const Board board(memory, options);
+  const BoardMemory board(memory, options);
   options.lane = 1;
-  const Board next(memory, options);
-  options.lane = Board::kNumLanes - 1;
-  const Board last(memory, options);
+  const BoardMemory next(memory, options);
+  options.lane = BoardMemory::kNumLanes - 1;
+  const BoardMemory last(memory, options);
   EXPECT_EQ(board.window(0, 1) - board.window(0, 0), 128);
   EXPECT_EQ(board.window(0, 2), board.window(0, 0));
   EXPECT_EQ(board.window(1, 0) - board.mail_window(0), 128);
   EXPECT_EQ(board.mail_window(0) - board.window(0, 1), 128);
   EXPECT_EQ(next.window(0, 0) - board.mail_window(1), 128);
-  EXPECT_EQ(last.mail_window(1) + 128 - memory.get(), static_cast<std::ptrdiff_t>(Board::memory_bytes(2, 128)));
+  EXPECT_EQ(last.mail_window(1) + 128 - memory.get(), static_cast<std::ptrdiff_t>(BoardMemory::num_bytes(2, 128)));
 }
 
 TEST(Board, RanksCountTheCpusThatTheyMayUse) {
-  const std::shared_ptr<std::byte> memory = Board::heap_memory(2, 0);
+  const std::shared_ptr<std::byte> memory = BoardMemory::on_heap(2, 0);
   const Board one = handle(memory, 0), other = handle(memory, 1);
-  EXPECT_EQ(one.num_cpus(), allowed_cpus().count()) << "both may use the same";
-  EXPECT_EQ(other.num_cpus(), one.num_cpus());
+  EXPECT_EQ(num_cpus(one.memory()), allowed_cpus().count()) << "both may use the same";
+  EXPECT_EQ(num_cpus(other.memory()), num_cpus(one.memory()));
 }
 
 }  // namespace

@@ -13,9 +13,9 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/comm/board/byte_stream.h"
 #include "runtime/comm/board/elements.h"
 #include "runtime/comm/board/exchange.h"
+#include "runtime/comm/board/mail.h"
 #include "runtime/comm/board/rounds.h"
 #include "runtime/comm/board/split_call.h"
 #include "runtime/comm/group/agree.h"
@@ -97,7 +97,7 @@ void BoardGroup::checked(CommOp op, Body&& body) {
     body();
   } catch (const Error& error) {
     const std::string text = fmt::format("{}: {}", comm::name(op), error.message());
-    board_.poison(fmt::format("rank {} made a call that is wrong: {}", board_.root_rank(), text));
+    board_.memory().poison(fmt::format("rank {} made a call that is wrong: {}", board_.memory().root_rank(), text));
     throw Error(text);
   }
 }
@@ -105,22 +105,24 @@ void BoardGroup::checked(CommOp op, Body&& body) {
 /// Runs one call, of all ranks or with one peer. If an exception leaves it early, the group is failed, and peers that
 /// still read this rank's tensors are waited for, because the caller may free them next.
 template <class Body>
-void BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, int peer) {
-  const auto start = Board::Clock::now();
+void BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, Mail* mail) {
+  const auto start = BoardClock::now();
   std::optional<TraceSpan> waiting;
-  if (board_.lane() == 0) waiting.emplace(kWaitName, SpanKind::wait, num_bytes);  // queues record their own work
+  if (board_.memory().lane() == 0)
+    waiting.emplace(kWaitName, SpanKind::wait, num_bytes);  // queues record their own work
   if (Trace* trace = waiting ? waiting->trace() : nullptr)
     waiting->set_detail(trace->intern(fmt::format("{} of {} ranks ({})", comm::name(op), size(), kind())));
   board_.take_copied();  // of a call that failed
   try {
-    if (peer < 0) board_.enter(call, start);
-    else board_.enter_pair_call(call, op, peer, start);
+    if (mail) mail->enter(call, start);
+    else board_.enter(call, start);
     body();
-    if (group_.link_) board_.sleep_until(group_.link_->pass(board_.met_at(), op, num_bytes));
+    if (group_.link_) board_.sleep_until(group_.link_->pass(board_.arrivals().met_at, op, num_bytes));
     board_.leave();
   } catch (const std::exception& error) {
-    board_.poison(fmt::format("rank {} failed in {}: {}", board_.root_rank(), call.text(), error.what()));
-    board_.await_unread();
+    board_.memory().poison(
+        fmt::format("rank {} failed in {}: {}", board_.memory().root_rank(), call.text(), error.what()));
+    await_unread(board_);
     board_.leave();
     throw;
   }
@@ -128,9 +130,9 @@ void BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_bytes,
 }
 
 /// Of a call that ends now, in which this thread has been since `start`.
-void BoardGroup::count(CommOp op, std::int64_t num_bytes, Board::Clock::time_point start) {
-  const auto end = Board::Clock::now(), last_arrival = std::clamp(board_.last_arrival(), start, end);
-  if (last_arrival > start) note_skew({Board::nanoseconds(start), Board::nanoseconds(last_arrival)});
+void BoardGroup::count(CommOp op, std::int64_t num_bytes, BoardClock::time_point start) {
+  const auto end = BoardClock::now(), last_arrival = std::clamp(board_.arrivals().last, start, end);
+  if (last_arrival > start) note_skew({to_nanoseconds(start), to_nanoseconds(last_arrival)});
   std::lock_guard lock(counts_mutex_);
   if (!is_agreeing()) {
     CommCounts::Item& item = counts_.of(op);
@@ -140,7 +142,7 @@ void BoardGroup::count(CommOp op, std::int64_t num_bytes, Board::Clock::time_poi
   }
   counts_.seconds += std::chrono::duration<double>(end - start).count();
   skew_seconds_ += std::chrono::duration<double>(last_arrival - start).count();
-  if (op != CommOp::send && op != CommOp::recv) lateness_.add(board_.lateness().count());
+  if (op != CommOp::send && op != CommOp::recv) lateness_.add(board_.arrivals().lateness().count());
 }
 
 void BoardGroup::check_counts(std::span<const std::int64_t> counts, std::int64_t blocks) const {
@@ -308,10 +310,11 @@ void BoardGroup::recv(std::span<const FlatPart> parts, int from) { return run_pa
 void BoardGroup::run_pair(CommOp op, std::span<const FlatPart> parts, int peer) {
   Fingerprint call;
   ByteStream stream;
+  Mail mail(board_, op, peer);
   checked(op, [&] {
     check(peer >= 0 && peer < size() && peer != rank(), "the peer is rank {}; give another rank of the {} in the group",
           peer, size());
-    call = board_.open_pair_call(op, peer);
+    call = mail.open_call();
     for (const FlatPart& part : parts) {
       check(part.count >= 0, "the count is {}; counts must not be negative", part.count);
       check_data(part.data, part.count);
@@ -320,21 +323,7 @@ void BoardGroup::run_pair(CommOp op, std::span<const FlatPart> parts, int peer) 
     }
     call.close();
   });
-  const auto transfer = [&] {
-    const std::size_t window = board_.options().window_bytes;
-    std::size_t at = 0;
-    do {  // a piece at least, so that the ranks meet even when there is nothing to move
-      if (op == CommOp::send) {
-        board_.count_copied(stream.read(board_.mail_window(rank()), at, window));
-        board_.post_piece(peer);
-      } else {
-        board_.await_piece(peer);
-        board_.count_copied(stream.write(board_.mail_window(peer), at, window));
-        board_.take_piece(peer);
-      }
-    } while ((at += window) < stream.size());
-  };
-  return run(op, call, static_cast<std::int64_t>(stream.size()), transfer, peer);
+  return run(op, call, static_cast<std::int64_t>(stream.size()), [&] { mail.transfer(stream); }, &mail);
 }
 
 void BoardGroup::barrier() {
@@ -344,12 +333,13 @@ void BoardGroup::barrier() {
 }
 
 void BoardGroup::abort(std::string_view reason) {
-  board_.poison(fmt::format("rank {} aborted the group: {}", board_.root_rank(), reason));
+  board_.memory().poison(fmt::format("rank {} aborted the group: {}", board_.memory().root_rank(), reason));
 }
 
 // A subgroup is reset with the group it was divided from: their poison is one.
 void BoardGroup::reset() {
-  check(&group_ == this, "reset() of lane {}: only the whole group can be reset; call it on lane 0", board_.lane());
+  check(&group_ == this, "reset() of lane {}: only the whole group can be reset; call it on lane 0",
+        board_.memory().lane());
   if (root_) return root_->reset();
   const std::vector<std::shared_ptr<BoardGroup>> subgroups = living_subgroups();
   std::vector<Board*> others;
@@ -370,7 +360,7 @@ void BoardGroup::reset() {
 }
 
 void BoardGroup::set_deadline(std::chrono::nanoseconds deadline) {
-  board_.set_deadline(deadline);
+  board_.watch().set_deadline(deadline);
   for (const auto& lane : lanes_) lane->set_deadline(deadline);
   for (const auto& group : living_subgroups()) group->set_deadline(deadline);
 }
@@ -401,9 +391,10 @@ Lateness BoardGroup::lateness() const {
 }
 
 SharedHeap BoardGroup::shared_heap() const {
-  const BoardOptions& options = board_.options();
+  const BoardOptions& options = board_.memory().options;
   if (options.heap_bytes == 0) return {};
-  return {{options.root ? options.root->memory : board_.memory(), board_.heap(rank())}, options.heap_bytes};
+  return {{options.root ? options.root->memory : board_.memory().bytes, board_.memory().heap(rank())},
+          options.heap_bytes};
 }
 
 void BoardGroup::shape_link(const LinkShape& shape) {

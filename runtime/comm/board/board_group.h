@@ -22,6 +22,7 @@ struct OpenedCall {
   std::int64_t num_bytes = 0;
 };
 
+class Mail;
 class SplitCall;
 
 /// A group, or one of its further lanes. Reductions run in rank order 0 .. n-1 whatever the sizes, so their bits are
@@ -70,10 +71,10 @@ class BoardGroup final : public HostGroup {
   template <class Body>
   void checked(CommOp op, Body&& body);
   template <class Body>
-  void run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, int peer = -1);
+  void run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, Mail* mail = nullptr);
   OpenedCall open(std::span<const GatherPart> parts);
   OpenedCall open(std::span<const ScatterPart> parts, const ReduceOptions& options);
-  void count(CommOp op, std::int64_t num_bytes, Board::Clock::time_point start);
+  void count(CommOp op, std::int64_t num_bytes, BoardClock::time_point start);
   void run_pair(CommOp op, std::span<const FlatPart> parts, int peer);
   void check_counts(std::span<const std::int64_t> counts, std::int64_t blocks = 1) const;
 

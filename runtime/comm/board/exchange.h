@@ -16,6 +16,13 @@ namespace sherd::comm {
 /// Launches up to this size are staged even where tensors could be read in place: that saves a meeting.
 inline constexpr std::int64_t kSmallBytes = 16384;
 
+/// Begins and ends the reading of the peers' tensors by a thread: they keep them alive meanwhile, even while they
+/// unwind. Throws if the group is poisoned.
+void begin_reading(const Board& board);
+void end_reading(const Board& board);
+/// Waits until no peer reads this rank's tensors; called while unwinding, when the group is poisoned.
+void await_unread(const Board& board);
+
 class Exchange {
  public:
   /// `slots` is how many shares a rank shows at once: 1, or shares.num_shares(). A rank exposes its share `own` only,
@@ -46,6 +53,7 @@ class Exchange {
   bool agree_on_heaps(int own);
 
   Board& board_;
+  const BoardMemory& memory_;
   const Shares& shares_;
   bool has_met_ = false;  // in the constructor
   std::uint64_t heap_round_ = 0;

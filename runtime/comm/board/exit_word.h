@@ -1,20 +1,27 @@
 #pragma once
-// The last word of a process that ends by itself: its boards tell the peers with which status, and after which step, so
-// that a rank that is done is not taken for one that died.
+// How a rank leaves: the peers learn that it is done, so that it is not taken for one that died; and where its process
+// ends by itself, with which status and after which step.
+#include "runtime/comm/board/board_memory.h"
+
 namespace sherd::comm {
 
-class Board;
-
-/// A board whose process tells its end, from construction to destruction.
+/// The last word of a rank, from its handle in lane 0; those of other lanes say nothing. At the end of a process it
+/// comes from the boards of roots that are alive.
 class ExitWord {
  public:
-  explicit ExitWord(const Board& board);
+  explicit ExitWord(const BoardMemory& memory);
+  /// Tells the peers that this rank has left for good, unless it was forked off.
   ~ExitWord();
   ExitWord(const ExitWord&) = delete;
   ExitWord& operator=(const ExitWord&) = delete;
 
  private:
-  const Board& board_;
+  static void say_all(int status, void*);
+  bool is_of_process() const;
+  void say(int status) const;
+
+  const BoardMemory& memory_;
+  const int exceptions_at_start_;
 };
 
 }  // namespace sherd::comm

@@ -15,11 +15,11 @@ inline std::chrono::nanoseconds beat_interval(std::chrono::nanoseconds silence) 
   return std::clamp<std::chrono::nanoseconds>(silence / 8, std::chrono::milliseconds(10),
                                               std::chrono::milliseconds(500));
 }
-/// From when on a missing sign is worth a word.
+/// A sign that is missing for longer is worth a word.
 inline std::chrono::nanoseconds quiet_after(std::chrono::nanoseconds silence) { return 4 * beat_interval(silence); }
 
-/// What a rank's process tells of itself, in its cell of the root's lane 0. Its heartbeat writes it, a thread that
-/// goes on while the rank computes and stops when the process does. Times are those of the host's steady clock, which
+/// A rank's process tells this of itself, in its cell of the root's lane 0. Its heartbeat writes it, a thread that goes
+/// on while the rank computes and stops when the process does. Times are those of the host's steady clock, which
 /// all ranks share. Zero where ranks are threads: they cannot stop apart.
 struct alignas(64) LifeCell {
   std::atomic<std::int64_t> beat{0};       // the last sign of life
@@ -32,9 +32,9 @@ struct alignas(64) LifeCell {
   SharedText<48> stage;                           // of the program: "start-up"; empty in training steps
 };
 
-/// What a wait may hold against others. The time in which this process itself was stopped, or starved, counts for
-/// nobody: a job that is stopped and goes on as a whole (Ctrl-Z, a suspended batch job) has missed none. While the own
-/// heart does not beat nothing is known.
+/// The silence that a wait may hold against others. The time in which this process itself was stopped, or starved,
+/// counts for nobody: a job that is stopped and goes on as a whole (Ctrl-Z, a suspended batch job) has missed none.
+/// While the own heart does not beat nothing is known.
 struct Silence {
   using Time = std::chrono::nanoseconds;
   Time now, waiting_since;
@@ -44,12 +44,12 @@ struct Silence {
   Time patience;   ///< how long a heart may be late
 
   bool is_known() const { return own_beat == Time(0) || now - own_beat < patience; }
-  /// What has passed for this process: a pause counts from `begin` on at most, and not if it was over by then.
+  /// The time that has passed for this process: a pause counts from `begin` on at most, and not if it was over by then.
   Time since(Time begin) const {
     return std::max(now - begin - std::min(lost, std::max(pause_end - begin, Time(0))), Time(0));
   }
   Time waited() const { return since(waiting_since); }
-  /// Of a rank that is waited for: since its last sign, or since the wait began if that was later.
+  /// The silence of a rank that is waited for: since its last sign, or since the wait began if that was later.
   std::optional<Time> of(Time peer_beat) const {
     if (peer_beat == Time(0) || !is_known()) return std::nullopt;
     return since(std::max(peer_beat, waiting_since));

@@ -1,5 +1,5 @@
 #pragma once
-// What the ranks of a collective do in a round, before and after they meet.
+// The rounds of a collective: what ranks do before and after they meet.
 #include <cstdint>
 #include <span>
 

@@ -21,7 +21,7 @@ class SegmentSource final : public comm::BoardSource {
     const std::size_t bytes = segment_bytes(size, window_bytes);
     const Descriptor memory = comm::new_segment(bytes, bytes);
     std::shared_ptr<std::byte> board = comm::map_segment(memory, bytes);
-    comm::Board::format(board.get(), size);
+    comm::BoardMemory::format(board.get(), size);
     const std::array<int, 1> number{memory.get()};
     for (const int peer : peers) comm::send_message(segment_->lives[static_cast<std::size_t>(peer)], tag, number);
     return board;
@@ -39,7 +39,7 @@ class SegmentSource final : public comm::BoardSource {
 
  private:
   static std::size_t segment_bytes(int size, std::size_t window_bytes) {
-    return comm::to_huge_pages(comm::Board::memory_bytes(size, window_bytes));
+    return comm::to_huge_pages(comm::BoardMemory::num_bytes(size, window_bytes));
   }
   std::shared_ptr<const comm::Segment> segment_;
 };

@@ -103,10 +103,10 @@ class LongWait {
 /// Maps the segment and gives signs of life of this rank on it from now on.
 void begin_to_live(const Meeting& meeting, Segment* segment, bool is_new) {
   segment->board = map_segment(segment->memory, SegmentLayout(meeting.size, *segment).bytes);
-  if (is_new) Board::format(segment->board.get(), meeting.size);
+  if (is_new) BoardMemory::format(segment->board.get(), meeting.size);
   std::shared_ptr<const RunningOp> running;
   if (RankContext::current_or_null()) running = running_op();
-  segment->heartbeat = std::make_unique<Heartbeat>(Board::life_cell(segment->board.get(), meeting.rank), running,
+  segment->heartbeat = std::make_unique<Heartbeat>(BoardMemory::life_cell(segment->board.get(), meeting.rank), running,
                                                    beat_interval(meeting.options.silence));
 }
 
@@ -247,9 +247,9 @@ void Host::admit(const Descriptor& peer, const Hello& hello, Descriptor life) {
 // A rank without any sign would never be called frozen, and it may be stopped before it can give one. Its own heart
 // beats later: it has not been welcomed yet.
 void Host::note_first_sign(int rank) {
-  LifeCell& cell = Board::life_cell(segment_.board.get(), rank);
+  LifeCell& cell = BoardMemory::life_cell(segment_.board.get(), rank);
   cell.interval = beat_interval(meeting_.options.silence).count();
-  cell.beat = Board::nanoseconds(Clock::now());
+  cell.beat = to_nanoseconds(Clock::now());
 }
 
 std::string Host::missing_ranks() const {
@@ -317,12 +317,12 @@ class HostWatch {
  public:
   HostWatch(const Meeting& meeting, const Segment& segment)
       : meeting_(meeting),
-        host_(Board::life_cell(segment.board.get(), 0)),
-        own_(Board::life_cell(segment.board.get(), meeting.rank)) {}
+        host_(BoardMemory::life_cell(segment.board.get(), 0)),
+        own_(BoardMemory::life_cell(segment.board.get(), meeting.rank)) {}
 
   std::chrono::nanoseconds silence() const {
     const auto read_time = [](const std::atomic<std::int64_t>& time) { return std::chrono::nanoseconds(time.load()); };
-    const auto nanoseconds = [](SocketTime time) { return std::chrono::nanoseconds(Board::nanoseconds(time)); };
+    const auto nanoseconds = [](SocketTime time) { return std::chrono::nanoseconds(to_nanoseconds(time)); };
     const Silence silence{.now = nanoseconds(Clock::now()),
                           .waiting_since = nanoseconds(start_),
                           .own_beat = read_time(own_.beat),
@@ -446,7 +446,7 @@ void Meeting::check_given_up() const {
 }
 
 SegmentLayout::SegmentLayout(int size, const Segment& segment)
-    : board_bytes(to_huge_pages(Board::memory_bytes(size, segment.window_bytes))),
+    : board_bytes(to_huge_pages(BoardMemory::num_bytes(size, segment.window_bytes))),
       bytes(board_bytes + static_cast<std::size_t>(size) * segment.heap_bytes) {}
 
 namespace {

@@ -8,7 +8,7 @@ bool SplitCall::fits(const Collective& call, const BoardGroup& lane) {
   const bool gathers = call.op == CommOp::all_gather;
   if (lane.size() == 1 || lane.group_.link_ || !(gathers || call.op == CommOp::reduce_scatter)) return false;
   const std::size_t ranks = static_cast<std::size_t>(lane.size());
-  const std::size_t slot = lane.board_.options().window_bytes / (gathers ? 1 : ranks) / 64 * 64;
+  const std::size_t slot = lane.board_.memory().options.window_bytes / (gathers ? 1 : ranks) / 64 * 64;
   std::size_t total = 0;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     std::size_t bytes = 0;
@@ -41,7 +41,8 @@ void SplitCall::guarded(Body&& body) {
   try {
     body(board);
   } catch (const std::exception& error) {
-    board.poison(fmt::format("rank {} failed in {}: {}", board.root_rank(), opened_->call.text(), error.what()));
+    board.memory().poison(
+        fmt::format("rank {} failed in {}: {}", board.memory().root_rank(), opened_->call.text(), error.what()));
     board.leave();
     throw;
   }
@@ -51,7 +52,7 @@ void SplitCall::begin() {
   open();
   guarded([&](Board& board) {
     board.take_copied();  // of a call that failed
-    board.enter(opened_->call, Board::Clock::now());
+    board.enter(opened_->call, BoardClock::now());
     const bool gathers = call_.op == CommOp::all_gather;
     exchange_.emplace(board, opened_->shares, gathers ? 1 : opened_->shares.num_shares(), gathers ? lane_.rank() : -1);
     if (gathers) copy_sources(board, gathers_, opened_->shares);
@@ -67,7 +68,7 @@ bool SplitCall::is_ready() const { return lane_.board_.have_all_come(); }
 
 void SplitCall::finish() {
   if (!has_begun()) begin();
-  const auto start = Board::Clock::now();
+  const auto start = BoardClock::now();
   Board& board = lane_.board_;
   if (!board.resume(number_))
     throw CommError(fmt::format("{}: the group was reset before this rank had its result", opened_->call.text()));

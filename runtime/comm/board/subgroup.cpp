@@ -46,6 +46,14 @@ void check_lists(const std::vector<std::vector<int>>& lists) {
   }
 }
 
+/// "ranks 1,3", as in the calls of a subgroup.
+std::string members_text(std::span<const int> ranks) {
+  constexpr std::size_t kMaxNamed = 8;
+  std::string text = fmt::format("ranks {}", fmt::join(ranks.first(std::min(ranks.size(), kMaxNamed)), ","));
+  if (ranks.size() > kMaxNamed) text += fmt::format(",... ({} in all)", ranks.size());
+  return text;
+}
+
 }  // namespace
 
 std::vector<std::shared_ptr<BoardGroup>> BoardGroup::living_subgroups() const {
@@ -58,29 +66,30 @@ std::vector<std::shared_ptr<BoardGroup>> BoardGroup::living_subgroups() const {
 
 std::shared_ptr<ProcessGroup> BoardGroup::subgroup(std::span<const int> ranks, std::string_view label) {
   const PurposeScope purpose("subgroup");
-  check(&group_ == this, "subgroup() of lane {}: call it on lane 0, which is the group", board_.lane());
+  check(&group_ == this, "subgroup() of lane {}: call it on lane 0, which is the group", board_.memory().lane());
   const std::vector<std::string> texts = gather_text(*this, random_hex(kTagBytes / 2) + std::string(bytes_of(ranks)));
   std::vector<std::vector<int>> lists;
   for (const std::string& text : texts) lists.push_back(list_of(std::string_view(text).substr(kTagBytes)));
   check_lists(lists);
 
-  const BoardOptions& own = board_.options();
+  const BoardOptions& own = board_.memory().options;
   BoardOptions options = own;
   options.size = static_cast<int>(ranks.size());
   options.rank = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
   options.epoch = board_.epoch();
-  auto place = std::make_shared<BoardRoot>();
-  place->memory = own.root ? own.root->memory : board_.memory();
+  auto place = std::make_shared<BoardOptions::Root>();
+  place->memory = own.root ? own.root->memory : board_.memory().bytes;
   place->size = own.root ? own.root->size : own.size;
-  for (const int r : ranks) place->ranks.push_back(board_.root_rank(r));
-  if (const auto& has_died = root().board_.options().has_died)
+  for (const int r : ranks) place->ranks.push_back(board_.memory().root_rank(r));
+  place->members = members_text(place->ranks);
+  if (const auto& has_died = root().board_.memory().options.has_died)
     options.has_died = [has_died, place](int r) { return has_died(place->ranks[static_cast<std::size_t>(r)]); };
   options.root = place;
 
   std::shared_ptr<std::byte> memory;
   if (options.size == 1) {
     options.window_bytes = 0;
-    memory = Board::heap_memory(1, 0);
+    memory = BoardMemory::on_heap(1, 0);
   }
   const std::string tag = texts[static_cast<std::size_t>(ranks[0])].substr(0, kTagBytes);
   const bool is_shared = options.size > 1, is_first = options.rank == 0;
@@ -98,7 +107,7 @@ std::shared_ptr<ProcessGroup> BoardGroup::subgroup(std::span<const int> ranks, s
   auto group = std::make_shared<BoardGroup>(kind(), memory, options, division.name(label));
   group->root_ = std::static_pointer_cast<BoardGroup>(root().shared_from_this());
   group->division_ = std::move(division);
-  group->set_deadline(board_.deadline());
+  group->set_deadline(board_.watch().deadline());
   if (link_) group->shape_link(link_->shape());
   BoardGroup& family = root();
   std::lock_guard lock(family.subgroups_mutex_);

@@ -69,8 +69,9 @@ void swap_parts(Board& board, std::span<const SwapPart> parts) {
     for (std::size_t p = 0; p < parts.size(); ++p)
       if (counts.at(from, p, me) != parts[p].out_counts[from])
         board.fail_call(fmt::format("{}: rank {} sends {} elements of tensor {} to rank {}, which expects {}{}",
-                                    board.call(), board.root_rank(static_cast<int>(from)), counts.at(from, p, me), p,
-                                    board.root_rank(), parts[p].out_counts[from], kUnlikeSizes));
+                                    board.call(), board.memory().root_rank(static_cast<int>(from)),
+                                    counts.at(from, p, me), p, board.memory().root_rank(), parts[p].out_counts[from],
+                                    kUnlikeSizes));
 
   std::vector<ByteStream> out, in;  // to and from each rank
   for (std::size_t rank = 0; rank < size; ++rank) {
@@ -91,15 +92,16 @@ void swap_parts(Board& board, std::span<const SwapPart> parts) {
 
   std::vector<std::byte> own(out[me].size());
   board.count_copied(out[me].read(own.data(), 0, own.size()) + in[me].write(own.data(), 0, own.size()));
-  const std::size_t slot = board.options().window_bytes / size / 64 * 64;
+  const std::size_t slot = board.memory().options.window_bytes / size / 64 * 64;
   for (std::size_t at = 0; at < most; at += slot) {
     const std::uint64_t round = board.next_round();
     for (std::size_t peer = 0; peer < size; ++peer)
-      if (peer != me) board.count_copied(out[peer].read(board.window(board.rank(), round) + peer * slot, at, slot));
+      if (peer != me)
+        board.count_copied(out[peer].read(board.memory().window(board.rank(), round) + peer * slot, at, slot));
     board.meet();
     for (std::size_t peer = 0; peer < size; ++peer)
       if (peer != me)
-        board.count_copied(in[peer].write(board.window(static_cast<int>(peer), round) + me * slot, at, slot));
+        board.count_copied(in[peer].write(board.memory().window(static_cast<int>(peer), round) + me * slot, at, slot));
   }
 }
 

@@ -15,7 +15,7 @@ class HeapSource final : public comm::BoardSource {
  public:
   std::shared_ptr<std::byte> offer(const std::string& tag, std::span<const int>, int size,
                                    std::size_t window_bytes) override {
-    std::shared_ptr<std::byte> memory = comm::Board::heap_memory(size, window_bytes);
+    std::shared_ptr<std::byte> memory = comm::BoardMemory::on_heap(size, window_bytes);
     std::lock_guard lock(mutex_);
     std::erase_if(offers_, [](const auto& offer) { return offer.second.expired(); });
     offers_[tag] = memory;
@@ -41,7 +41,7 @@ std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size, const Th
   constexpr int kMaxRanks = 252;  // as many as processes may be
   check(size >= 1 && size <= kMaxRanks, "a thread group of {} ranks; give 1..{}", size, kMaxRanks);
   constexpr std::size_t kWindow = comm::kSmallBytes;
-  const std::shared_ptr<std::byte> memory = comm::Board::heap_memory(size, kWindow);
+  const std::shared_ptr<std::byte> memory = comm::BoardMemory::on_heap(size, kWindow);
   const auto source = std::make_shared<HeapSource>();
   std::vector<std::shared_ptr<ProcessGroup>> groups;
   for (int rank = 0; rank < size; ++rank) {
@@ -60,7 +60,7 @@ std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size, const Th
 
 std::shared_ptr<ProcessGroup> make_single_group() {
   comm::BoardOptions options{.rank = 0, .size = 1, .window_bytes = 0, .is_one_process = true, .has_died = {}};
-  return std::make_shared<comm::BoardGroup>("single", comm::Board::heap_memory(1, 0), options);
+  return std::make_shared<comm::BoardGroup>("single", comm::BoardMemory::on_heap(1, 0), options);
 }
 
 }  // namespace sherd

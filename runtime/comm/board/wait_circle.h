@@ -12,8 +12,10 @@
 // by its own rank after the first one had ended, held when the first one ended. (A rank that is stopped finds nothing,
 // and a thread that computes, reads a disk or delays for a shaped link is held by nothing.)
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "runtime/comm/board/board_memory.h"
 #include "runtime/exec/running_op.h"
 
 namespace sherd::comm {
@@ -35,7 +37,7 @@ struct Hold {
   }
 };
 
-/// What a thread does between its calls, in a word: its kind, the lane of the queue it waits for, a number.
+/// A thread's doings between its calls, in a word: its kind, the lane of the queue it waits for, a number.
 struct BetweenCalls {
   ThreadState::Kind kind = ThreadState::Kind::busy;
   int lane = 0;  ///< 0: of no queue that all groups know by one number
@@ -63,6 +65,34 @@ class CircleProof {
  private:
   std::vector<Hold> seen_;
   std::int64_t seen_at_ = 0;
+};
+
+/// A wait of this rank as a hold: while the rank sleeps it tells the others what holds it, and looks for circles.
+class WaitCircle {
+ public:
+  explicit WaitCircle(const BoardMemory& memory) : memory_(memory) {}
+
+  /// A wait begins.
+  void begin(BoardClock::time_point now);
+  /// The rank is about to sleep for this peer, and tells it.
+  void sleep(int peer);
+  /// Tells, once in a nap, that the rank has found at `now` that it has to sleep on; and what its other threads do.
+  void tell(const Wait& wait, BoardClock::time_point now);
+  void wake() const {
+    if (tells_) memory_.own_root_cell().awaited.store(0, std::memory_order_relaxed);
+  }
+  /// The text of the error, where ranks are proven to wait for each other; empty otherwise.
+  std::string look(const Wait& wait);
+  /// The time between two looks at whether the wait is over: a rank that looks twice for circles finds what this one
+  /// has found in between.
+  std::chrono::nanoseconds nap() const;
+
+ private:
+  const BoardMemory& memory_;
+  BoardClock::time_point since_, next_look_;
+  bool tells_ = false;
+  int told_ = 0;  // the peer
+  CircleProof proof_;
 };
 
 }  // namespace sherd::comm
