@@ -110,9 +110,7 @@ class Board {
   Arrivals arrivals_;
   bool is_compared_ = false;
   std::atomic<std::uint64_t> suspended_{0};  // number of the call between its halves, 0 = none
-  std::uint64_t sequence_ = 0;
-  std::uint64_t meetings_ = 0;
-  std::uint64_t round_ = 0;
+  std::uint64_t sequence_ = 0, meetings_ = 0, round_ = 0;
   std::atomic<std::uint64_t> epoch_;  // resets completed; written by the thread that resets
   std::int64_t copied_ = 0;
 };

@@ -1,345 +1,140 @@
-// Collectives as rounds of show, meet, read. Which rank reads what:
+// A group is divided so: all ranks show each other the lists they give, so all come to the same result; then the first
+// rank of each list makes a board and the others take it. Subgroups use the poison, the bells and the heaps of the
+// root, the group that all of them were divided from, directly or through others: a failure anywhere wakes all ranks,
+// and peers read tensors in place as they do in the root.
 //
-//   all_gather      share r is shown by rank r                every rank copies all other shares
-//   broadcast       one share, shown by the root              every rank copies it
-//   reduce_scatter  every rank shows all shares               rank r combines share r of all ranks
-//   all_reduce      the same, then rank r shows its result    every rank copies all other shares
-//   small all_reduce: one share, shown by all                 every rank combines everything
+//   root of ranks 0 1 2 3      poison, bells, heaps
+//     {0,1}  {2,3}             a board each: cells, meetings, sequence numbers, windows
 #include "runtime/comm/board/board_group.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <optional>
-#include <vector>
 
-#include "runtime/comm/board/elements.h"
-#include "runtime/comm/board/exchange.h"
-#include "runtime/comm/board/mail.h"
-#include "runtime/comm/board/rounds.h"
-#include "runtime/comm/board/split_call.h"
 #include "runtime/comm/group/agree.h"
-#include "runtime/comm/group/subject.h"
-#include "runtime/exec/queue.h"
-#include "runtime/exec/trace.h"
+#include "runtime/comm/group/division.h"
+#include "runtime/comm/store/hmac.h"
+#include "runtime/exec/purpose.h"
 
 namespace sherd::comm {
 
 namespace {
 
-void check_data(const void* data, std::int64_t count) {
-  check(data != nullptr || count == 0, "the data pointer is null but there are {} elements", count);
+constexpr std::size_t kTagBytes = 32;
+
+std::string_view bytes_of(std::span<const int> list) {
+  return {reinterpret_cast<const char*>(list.data()), list.size_bytes()};
 }
 
-/// Bytes that a scattered element has on its way.
-std::int64_t wire_size(const ScatterPart& part) {
-  return std::min(byte_size(part.dtype), byte_size(part.wire.value_or(part.dtype)));
+std::vector<int> list_of(std::string_view bytes) {
+  std::vector<int> list(bytes.size() / sizeof(int));
+  if (!list.empty()) std::memcpy(list.data(), bytes.data(), list.size() * sizeof(int));
+  return list;
 }
 
-void check_scatter_types(const ScatterPart& part) {
-  const DType wire = part.wire.value_or(part.dtype), out = part.out_dtype.value_or(part.dtype);
-  check((wire == part.dtype && out == part.dtype) || (is_floating(part.dtype) && is_floating(wire) && is_floating(out)),
-        "{} cannot travel as {} and arrive as {}; only floats are cast", name(part.dtype), name(wire), name(out));
+/// Error, the same on every rank, unless the lists, by rank, divide the group.
+void check_lists(const std::vector<std::vector<int>>& lists) {
+  const auto size = static_cast<int>(lists.size());
+  for (int r = 0; r < size; ++r) check_ranks(lists[static_cast<std::size_t>(r)], r, size);
+  for (int r = 0; r < size; ++r) {
+    const std::vector<int>& list = lists[static_cast<std::size_t>(r)];
+    for (const int member : list) {
+      const std::vector<int>& other = lists[static_cast<std::size_t>(member)];
+      check(other == list,
+            "subgroup: rank {} gives the ranks {}, rank {} the ranks {}; lists of two ranks are equal, in the same "
+            "order, or share no rank",
+            r, text_of_ranks(list), member, text_of_ranks(other));
+    }
+  }
 }
 
-void check_source(const GatherPart& part) {
-  check(part.source_dtype == part.dtype || (is_floating(part.source_dtype) && is_floating(part.dtype)),
-        "a source of {} cannot be gathered as {}; only floats are cast", name(part.source_dtype), name(part.dtype));
+/// "ranks 1,3", as in the calls of a subgroup.
+std::string members_text(std::span<const int> ranks) {
+  constexpr std::size_t kMaxNamed = 8;
+  std::string text = fmt::format("ranks {}", fmt::join(ranks.first(std::min(ranks.size(), kMaxNamed)), ","));
+  if (ranks.size() > kMaxNamed) text += fmt::format(",... ({} in all)", ranks.size());
+  return text;
 }
 
 }  // namespace
 
 BoardGroup::BoardGroup(std::string_view kind, const std::shared_ptr<std::byte>& memory, const BoardOptions& options,
                        std::string name)
-    : HostGroup({options.rank, options.size, kind, std::move(name), kAllAbilities}),
-      group_(*this),
-      board_(memory, options) {
-  for (int lane = 1; lane < kNumLanes; ++lane) {
+    : BoardLane(*this, {options.rank, options.size, kind, std::move(name), kAllAbilities}, memory, options) {
+  for (int index = 1; index < kNumLanes; ++index) {
     BoardOptions of_lane = options;
-    of_lane.lane = lane;
-    lanes_.push_back(std::unique_ptr<BoardGroup>(new BoardGroup(*this, memory, of_lane)));
+    of_lane.lane = index;
+    const GroupFacts facts{rank(), size(), kind, this->name(), abilities()};
+    lanes_.push_back(std::make_unique<BoardLane>(*this, facts, memory, of_lane));
   }
-}
-
-BoardGroup::BoardGroup(BoardGroup& group, const std::shared_ptr<std::byte>& memory, const BoardOptions& options)
-    : HostGroup({group.rank(), group.size(), group.kind(), group.name(), group.abilities()}),
-      group_(group),
-      board_(memory, options) {}
-
-// Small calls need no thread: their halves run where they are issued and where somebody waits.
-void BoardGroup::issue(Collective call, const CollectiveSite& site) {
-  check_issue(*this, call, site);
-  auto& lane = static_cast<BoardGroup&>(this->lane(site.queue.name()));
-  if (!SplitCall::fits(call, lane)) return issue_on_host(*this, std::move(call), site);
-  QueueWork work = work_of(lane, call, site);
-  const auto split = std::make_shared<SplitCall>(std::move(call), lane);
-  work.begin = [split, subject = site.subject, part = site.part] {  // runs inside of submit()
-    const SubjectScope scope(subject, part);
-    split->begin();
-  };
-  work.is_ready = [split] { return split->is_ready(); };
-  work.run = [split, subject = std::string(site.subject), part = std::string(site.part)] {
-    const SubjectScope scope(subject, part);
-    split->finish();
-  };
-  site.queue.submit(std::move(work));
 }
 
 HostGroup& BoardGroup::lane(int index) {
   check(index >= 0 && index < kNumLanes, "lane {} of a process group; give 0..{}", index, kNumLanes - 1);
-  return index == 0 ? group_ : *group_.lanes_[static_cast<std::size_t>(index) - 1];
+  if (index == 0) return *this;
+  return *lanes_[static_cast<std::size_t>(index) - 1];
 }
 
-/// Validates a call. The peers may be on their way into it, so a mistake fails the group.
-template <class Body>
-void BoardGroup::checked(CommOp op, Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    const std::string text = fmt::format("{}: {}", comm::name(op), error.message());
-    board_.memory().poison(fmt::format("rank {} made a call that is wrong: {}", board_.memory().root_rank(), text));
-    throw Error(text);
+std::vector<std::shared_ptr<BoardGroup>> BoardGroup::living_subgroups() const {
+  std::lock_guard lock(subgroups_mutex_);
+  std::vector<std::shared_ptr<BoardGroup>> living;
+  for (const auto& group : subgroups_)
+    if (auto alive = group.lock()) living.push_back(std::move(alive));
+  return living;
+}
+
+std::shared_ptr<ProcessGroup> BoardGroup::subgroup(std::span<const int> ranks, std::string_view label) {
+  const PurposeScope purpose("subgroup");
+  const std::vector<std::string> texts = gather_text(*this, random_hex(kTagBytes / 2) + std::string(bytes_of(ranks)));
+  std::vector<std::vector<int>> lists;
+  for (const std::string& text : texts) lists.push_back(list_of(std::string_view(text).substr(kTagBytes)));
+  check_lists(lists);
+
+  const BoardOptions& own = board_.memory().options;
+  BoardOptions options = own;
+  options.size = static_cast<int>(ranks.size());
+  options.rank = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
+  options.epoch = board_.epoch();
+  auto place = std::make_shared<BoardOptions::Root>();
+  place->memory = own.root ? own.root->memory : board_.memory().bytes;
+  place->size = own.root ? own.root->size : own.size;
+  for (const int r : ranks) place->ranks.push_back(board_.memory().root_rank(r));
+  place->members = members_text(place->ranks);
+  if (const auto& has_died = root().board_.memory().options.has_died)
+    options.has_died = [has_died, place](int r) { return has_died(place->ranks[static_cast<std::size_t>(r)]); };
+  options.root = place;
+
+  std::shared_ptr<std::byte> memory;
+  if (options.size == 1) {
+    options.window_bytes = 0;
+    memory = BoardMemory::on_heap(1, 0);
   }
-}
-
-/// Runs one call, of all ranks or with one peer. If an exception leaves it early, the group is failed, and peers that
-/// still read this rank's tensors are waited for, because the caller may free them next.
-template <class Body>
-void BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, Mail* mail) {
-  const auto start = BoardClock::now();
-  std::optional<TraceSpan> waiting;
-  if (board_.memory().lane() == 0)
-    waiting.emplace(kWaitName, SpanKind::wait, num_bytes);  // queues record their own work
-  if (Trace* trace = waiting ? waiting->trace() : nullptr)
-    waiting->set_detail(trace->intern(fmt::format("{} of {} ranks ({})", comm::name(op), size(), kind())));
-  board_.take_copied();  // of a call that failed
-  try {
-    if (mail) mail->enter(call, start);
-    else board_.enter(call, start);
-    body();
-    if (group_.link_) board_.sleep_until(group_.link_->pass(board_.arrivals().met_at, op, num_bytes));
-    board_.leave();
-  } catch (const std::exception& error) {
-    board_.memory().poison(
-        fmt::format("rank {} failed in {}: {}", board_.memory().root_rank(), call.text(), error.what()));
-    await_unread(board_);
-    board_.leave();
-    throw;
+  const std::string tag = texts[static_cast<std::size_t>(ranks[0])].substr(0, kTagBytes);
+  const bool is_shared = options.size > 1, is_first = options.rank == 0;
+  if (size() > 1) {
+    const auto peers = std::span<const int>(place->ranks).subspan(1);
+    together(*this, [&] {
+      if (is_shared && is_first) memory = own.source->offer(tag, peers, options.size, options.window_bytes);
+    });
+    together(*this, [&] {
+      if (is_shared && !is_first) memory = own.source->take(tag, options.size, options.window_bytes);
+    });
   }
-  count(op, num_bytes, start);
-}
 
-/// Of a call that ends now, in which this thread has been since `start`.
-void BoardGroup::count(CommOp op, std::int64_t num_bytes, BoardClock::time_point start) {
-  const auto end = BoardClock::now(), last_arrival = std::clamp(board_.arrivals().last, start, end);
-  if (last_arrival > start) note_skew({to_nanoseconds(start), to_nanoseconds(last_arrival)});
-  std::lock_guard lock(counts_mutex_);
-  if (!is_agreeing()) {
-    CommCounts::Item& item = counts_.of(op);
-    item.calls += 1;
-    item.bytes += num_bytes;
-    item.copied += board_.take_copied();
-  }
-  counts_.seconds += std::chrono::duration<double>(end - start).count();
-  skew_seconds_ += std::chrono::duration<double>(last_arrival - start).count();
-  if (op != CommOp::send && op != CommOp::recv) lateness_.add(board_.arrivals().lateness().count());
-}
-
-void BoardGroup::check_counts(std::span<const std::int64_t> counts, std::int64_t blocks) const {
-  check(std::cmp_equal(counts.size(), size()), "counts has {} entries, the group has {} ranks; give one count per rank",
-        counts.size(), size());
-  check(blocks >= 1, "a tensor of {} blocks; there is at least one", blocks);
-  for (const std::int64_t count : counts)
-    check(count >= 0 && count % blocks == 0,
-          "a count is {}, of {} blocks; counts must not be negative, and blocks must divide them", count, blocks);
-}
-
-OpenedCall BoardGroup::open(std::span<const GatherPart> parts) {
-  OpenedCall opened{board_.open_call(CommOp::all_gather), Shares(size())};
-  checked(CommOp::all_gather, [&] {
-    for (const GatherPart& part : parts) {
-      check_counts(part.counts, part.blocks);
-      check_data(part.data, sum(part.counts));
-      check(part.source != nullptr || part.blocks == 1, "a gather into {} blocks needs a source", part.blocks);
-      if (part.source == nullptr) {
-        opened.call.add_part(part.dtype, part.counts);
-        opened.shares.add(part.data, part.dtype, part.counts);
-        continue;
-      }
-      check_source(part);
-      opened.call.add_part(part.dtype, part.counts, part.source_dtype, part.blocks);
-      opened.shares.add(part.data, part.dtype, part.counts, rank(), part.source, part.source_dtype, part.blocks);
-    }
-    opened.call.close();
-  });
-  opened.num_bytes = opened.shares.num_bytes();
-  return opened;
-}
-
-void BoardGroup::all_gather(std::span<const GatherPart> parts) {
-  const OpenedCall opened = open(parts);
-  return run(CommOp::all_gather, opened.call, opened.num_bytes, [&] {
-    Exchange exchange(board_, opened.shares, 1, rank());
-    if (!exchange.is_in_place()) copy_sources(board_, parts, opened.shares);
-    while (exchange.next()) {
-      exchange.show(rank());
-      exchange.meet();
-      read_gather(board_, exchange, parts, opened.shares);
-    }
-    exchange.finish();
-  });
-}
-
-OpenedCall BoardGroup::open(std::span<const ScatterPart> parts, const ReduceOptions& options) {
-  OpenedCall opened{board_.open_call(CommOp::reduce_scatter), Shares(size())};
-  checked(CommOp::reduce_scatter, [&] {
-    for (const ScatterPart& part : parts) {
-      check_counts(part.counts, part.blocks);
-      check_data(part.in, sum(part.counts));
-      check_data(part.out, part.counts[static_cast<std::size_t>(rank())]);
-      check_reducible(part.dtype, options);
-      check_scatter_types(part);
-      opened.call.add_part(part.wire.value_or(part.dtype), part.counts, part.dtype, part.blocks);
-      opened.shares.add(part.in, part.dtype, part.counts, part.blocks);
-      opened.num_bytes += sum(part.counts) * wire_size(part);
-    }
-    opened.call.close_with_reduction(options);
-  });
-  return opened;
-}
-
-void BoardGroup::reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) {
-  const OpenedCall opened = open(parts, options);
-  return run(CommOp::reduce_scatter, opened.call, opened.num_bytes, [&] {
-    Exchange exchange(board_, opened.shares, opened.shares.num_shares());
-    while (exchange.next()) {
-      show_scatter(board_, exchange);
-      exchange.meet();
-      read_scatter(board_, exchange, parts, opened.shares, options);
-    }
-    exchange.finish();
-  });
-}
-
-void BoardGroup::all_reduce(std::span<const FlatPart> parts, ReduceOptions options) {
-  Fingerprint call = board_.open_call(CommOp::all_reduce);
-  std::int64_t num_bytes = 0;
-  checked(CommOp::all_reduce, [&] {
-    for (const FlatPart& part : parts) {
-      check(part.count >= 0, "the count is {}; counts must not be negative", part.count);
-      check_data(part.data, part.count);
-      check_reducible(part.dtype, options);
-      call.add_part(part.dtype, std::span(&part.count, 1));
-      num_bytes += part.count * byte_size(part.dtype);
-    }
-    call.close_with_reduction(options);
-  });
-  const bool is_small = num_bytes <= kSmallBytes;
-  Shares shares(is_small ? 1 : size());
-  for (const FlatPart& part : parts) shares.add_even(part.data, part.dtype, part.count);
-  return run(CommOp::all_reduce, call, num_bytes, [&] {
-    Exchange exchange(board_, shares, shares.num_shares());
-    std::vector<const std::byte*> inputs(static_cast<std::size_t>(size()));
-    const int own_share = is_small ? 0 : rank();
-    const bool streams = num_bytes >= kStreamBytes;
-    copy_sources(board_, parts);
-    while (exchange.next()) {
-      for (int share = 0; std::cmp_less(share, shares.num_shares()); ++share)
-        if (is_small || share != own_share) exchange.show(share);
-      exchange.meet();
-      for (const Piece& piece : exchange.pieces(own_share))
-        reduce_piece(board_, exchange, own_share, piece, inputs, target(parts[piece.strip].data, piece),
-                     reduction_of(options, size(), piece.dtype), streams);
-      if (is_small) continue;
-      exchange.show(own_share);
-      exchange.meet();
-      for (int peer = 0; peer < size(); ++peer)
-        if (peer != rank()) copy_share(board_, exchange, peer, peer, parts, streams);
-    }
-    exchange.finish();
-  });
-}
-
-void BoardGroup::broadcast(std::span<const FlatPart> parts, int root) {
-  Fingerprint call = board_.open_call(CommOp::broadcast);
-  Shares shares(1);
-  checked(CommOp::broadcast, [&] {
-    check(root >= 0 && root < size(), "the root is {}, the group has {} ranks; give a root in 0..{}", root, size(),
-          size() - 1);
-    for (const FlatPart& part : parts) {
-      check(part.count >= 0, "the count is {}; counts must not be negative", part.count);
-      check_data(part.data, part.count);
-      call.add_part(part.dtype, std::span(&part.count, 1));
-      shares.add_even(part.data, part.dtype, part.count);
-    }
-    call.close_with_root(root);
-  });
-  return run(CommOp::broadcast, call, shares.num_bytes(), [&] {
-    Exchange exchange(board_, shares, 1);
-    if (rank() == root) copy_sources(board_, parts);
-    while (exchange.next()) {
-      if (rank() == root) exchange.show(0);
-      exchange.meet();
-      if (rank() != root) copy_share(board_, exchange, root, 0, parts, shares.num_bytes() >= kStreamBytes);
-    }
-    exchange.finish();
-  });
-}
-
-void BoardGroup::all_to_all(std::span<const SwapPart> parts) {
-  Fingerprint call = board_.open_call(CommOp::all_to_all);
-  std::int64_t num_bytes = 0;
-  checked(CommOp::all_to_all, [&] {
-    for (const SwapPart& part : parts) {
-      check_counts(part.in_counts);
-      check_counts(part.out_counts);
-      check_data(part.in, sum(part.in_counts));
-      check_data(part.out, sum(part.out_counts));
-      call.add_part(part.dtype, {});
-      num_bytes += sum(part.in_counts) * byte_size(part.dtype);
-    }
-    call.close();
-  });
-  return run(CommOp::all_to_all, call, num_bytes, [&] { swap_parts(board_, parts); });
-}
-
-void BoardGroup::send(std::span<const FlatPart> parts, int to) { return run_pair(CommOp::send, parts, to); }
-
-void BoardGroup::recv(std::span<const FlatPart> parts, int from) { return run_pair(CommOp::recv, parts, from); }
-
-void BoardGroup::run_pair(CommOp op, std::span<const FlatPart> parts, int peer) {
-  Fingerprint call;
-  ByteStream stream;
-  Mail mail(board_, op, peer);
-  checked(op, [&] {
-    check(peer >= 0 && peer < size() && peer != rank(), "the peer is rank {}; give another rank of the {} in the group",
-          peer, size());
-    call = mail.open_call();
-    for (const FlatPart& part : parts) {
-      check(part.count >= 0, "the count is {}; counts must not be negative", part.count);
-      check_data(part.data, part.count);
-      call.add_part(part.dtype, std::span(&part.count, 1));
-      stream.add(part.data, static_cast<std::size_t>(part.count * byte_size(part.dtype)));
-    }
-    call.close();
-  });
-  return run(op, call, static_cast<std::int64_t>(stream.size()), [&] { mail.transfer(stream); }, &mail);
-}
-
-void BoardGroup::barrier() {
-  Fingerprint call = board_.open_call(CommOp::barrier);
-  call.close_without_list();
-  run(CommOp::barrier, call, 0, [&] { board_.meet(); });
-}
-
-void BoardGroup::abort(std::string_view reason) {
-  board_.memory().poison(fmt::format("rank {} aborted the group: {}", board_.memory().root_rank(), reason));
+  Division division = division_.divide();
+  auto group = std::make_shared<BoardGroup>(kind(), memory, options, division.name(label));
+  group->root_ = std::static_pointer_cast<BoardGroup>(root().shared_from_this());
+  group->division_ = std::move(division);
+  group->set_deadline(board_.watch().deadline());
+  if (link_) group->shape_link(link_->shape());
+  BoardGroup& family = root();
+  std::lock_guard lock(family.subgroups_mutex_);
+  std::erase_if(family.subgroups_, [](const auto& g) { return g.expired(); });
+  family.subgroups_.push_back(group);
+  return group;
 }
 
 // A subgroup is reset with the group it was divided from: their poison is one.
 void BoardGroup::reset() {
-  check(&group_ == this, "reset() of lane {}: only the whole group can be reset; call it on lane 0",
-        board_.memory().lane());
   if (root_) return root_->reset();
   const std::vector<std::shared_ptr<BoardGroup>> subgroups = living_subgroups();
   std::vector<Board*> others;
@@ -360,46 +155,21 @@ void BoardGroup::reset() {
 }
 
 void BoardGroup::set_deadline(std::chrono::nanoseconds deadline) {
-  board_.watch().set_deadline(deadline);
+  BoardLane::set_deadline(deadline);
   for (const auto& lane : lanes_) lane->set_deadline(deadline);
   for (const auto& group : living_subgroups()) group->set_deadline(deadline);
 }
 
 CommCounts BoardGroup::counts() const {
-  CommCounts counts;
-  {
-    std::lock_guard lock(counts_mutex_);
-    counts = counts_;
-  }
+  CommCounts counts = BoardLane::counts();
   for (const auto& lane : lanes_) counts += lane->counts();
   return counts;
 }
 
-double BoardGroup::skew_seconds() const {
-  std::lock_guard lock(counts_mutex_);
-  return skew_seconds_;
-}
-
 Lateness BoardGroup::lateness() const {
-  Lateness lateness;
-  {
-    const std::lock_guard lock(counts_mutex_);
-    lateness = lateness_;
-  }
+  Lateness lateness = BoardLane::lateness();
   for (const auto& lane : lanes_) lateness += lane->lateness();
   return lateness;
-}
-
-SharedHeap BoardGroup::shared_heap() const {
-  const BoardOptions& options = board_.memory().options;
-  if (options.heap_bytes == 0) return {};
-  return {{options.root ? options.root->memory : board_.memory().bytes, board_.memory().heap(rank())},
-          options.heap_bytes};
-}
-
-void BoardGroup::shape_link(const LinkShape& shape) {
-  if (&group_ != this) return group_.shape_link(shape);
-  link_ = std::make_unique<Link>(shape, size());
 }
 
 }  // namespace sherd::comm

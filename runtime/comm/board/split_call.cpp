@@ -1,12 +1,13 @@
 #include "runtime/comm/board/split_call.h"
 
+#include "runtime/comm/board/board_group.h"
 #include "runtime/comm/board/rounds.h"
 
 namespace sherd::comm {
 
-bool SplitCall::fits(const Collective& call, const BoardGroup& lane) {
+bool SplitCall::fits(const Collective& call, const BoardLane& lane) {
   const bool gathers = call.op == CommOp::all_gather;
-  if (lane.size() == 1 || lane.group_.link_ || !(gathers || call.op == CommOp::reduce_scatter)) return false;
+  if (lane.size() == 1 || lane.group_.link() || !(gathers || call.op == CommOp::reduce_scatter)) return false;
   const std::size_t ranks = static_cast<std::size_t>(lane.size());
   const std::size_t slot = lane.board_.memory().options.window_bytes / (gathers ? 1 : ranks) / 64 * 64;
   std::size_t total = 0;
@@ -34,7 +35,7 @@ void SplitCall::open() {
   }
 }
 
-/// Whatever leaves a half early fails the group, as in BoardGroup::run().
+/// Whatever leaves a half early fails the group, as in BoardLane::run().
 template <class Body>
 void SplitCall::guarded(Body&& body) {
   Board& board = lane_.board_;

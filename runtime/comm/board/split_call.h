@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/comm/board/board_group.h"
+#include "runtime/comm/board/board_lane.h"
 #include "runtime/comm/board/exchange.h"
 
 namespace sherd::comm {
@@ -17,9 +17,9 @@ namespace sherd::comm {
 class SplitCall {
  public:
   /// Whether a call can be split: a gather or a reduction to parts that is staged in one round.
-  static bool fits(const Collective& call, const BoardGroup& lane);
+  static bool fits(const Collective& call, const BoardLane& lane);
 
-  SplitCall(Collective call, BoardGroup& lane) : call_(std::move(call)), lane_(lane) {}
+  SplitCall(Collective call, BoardLane& lane) : call_(std::move(call)), lane_(lane) {}
   SplitCall(const SplitCall&) = delete;
   SplitCall& operator=(const SplitCall&) = delete;
 
@@ -37,10 +37,10 @@ class SplitCall {
   void guarded(Body&& body);
 
   const Collective call_;
-  BoardGroup& lane_;
+  BoardLane& lane_;
   std::vector<GatherPart> gathers_;
   std::vector<ScatterPart> scatters_;
-  std::optional<OpenedCall> opened_;
+  std::optional<BoardLane::Opened> opened_;
   std::optional<Exchange> exchange_;
   std::uint64_t number_ = 0;  // on the board
 };

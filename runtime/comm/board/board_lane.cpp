@@ -1,0 +1,340 @@
+// Collectives as rounds of show, meet, read. Which rank reads what:
+//
+//   all_gather      share r is shown by rank r                every rank copies all other shares
+//   broadcast       one share, shown by the root              every rank copies it
+//   reduce_scatter  every rank shows all shares               rank r combines share r of all ranks
+//   all_reduce      the same, then rank r shows its result    every rank copies all other shares
+//   small all_reduce: one share, shown by all                 every rank combines everything
+#include "runtime/comm/board/board_lane.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "runtime/comm/board/board_group.h"
+#include "runtime/comm/board/byte_stream.h"
+#include "runtime/comm/board/elements.h"
+#include "runtime/comm/board/exchange.h"
+#include "runtime/comm/board/mail.h"
+#include "runtime/comm/board/rounds.h"
+#include "runtime/comm/board/split_call.h"
+#include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/subject.h"
+#include "runtime/exec/queue.h"
+#include "runtime/exec/trace.h"
+
+namespace sherd::comm {
+
+namespace {
+
+void check_data(const void* data, std::int64_t count) {
+  check(data != nullptr || count == 0, "the data pointer is null but there are {} elements", count);
+}
+
+void add_part(Fingerprint& call, const FlatPart& part) {
+  check(part.count >= 0, "the count is {}; counts must not be negative", part.count);
+  check_data(part.data, part.count);
+  call.add_part(part.dtype, std::span(&part.count, 1));
+}
+
+/// Bytes that a scattered element has on its way.
+std::int64_t wire_size(const ScatterPart& part) {
+  return std::min(byte_size(part.dtype), byte_size(part.wire.value_or(part.dtype)));
+}
+
+void check_scatter_types(const ScatterPart& part) {
+  const DType wire = part.wire.value_or(part.dtype), out = part.out_dtype.value_or(part.dtype);
+  check((wire == part.dtype && out == part.dtype) || (is_floating(part.dtype) && is_floating(wire) && is_floating(out)),
+        "{} cannot travel as {} and arrive as {}; only floats are cast", name(part.dtype), name(wire), name(out));
+}
+
+void check_source(const GatherPart& part) {
+  check(part.source_dtype == part.dtype || (is_floating(part.source_dtype) && is_floating(part.dtype)),
+        "a source of {} cannot be gathered as {}; only floats are cast", name(part.source_dtype), name(part.dtype));
+}
+
+}  // namespace
+
+BoardLane::BoardLane(BoardGroup& group, GroupFacts facts, const std::shared_ptr<std::byte>& memory,
+                     const BoardOptions& options)
+    : HostGroup(std::move(facts)), group_(group), board_(memory, options) {}
+
+// Small calls need no thread: their halves run where they are issued and where somebody waits.
+void BoardLane::issue(Collective call, const CollectiveSite& site) {
+  check_issue(*this, call, site);
+  auto& lane = static_cast<BoardLane&>(this->lane(site.queue.name()));
+  if (!SplitCall::fits(call, lane)) return issue_on_host(*this, std::move(call), site);
+  QueueWork work = work_of(lane, call, site);
+  const auto split = std::make_shared<SplitCall>(std::move(call), lane);
+  work.begin = [split, subject = site.subject, part = site.part] {  // runs inside of submit()
+    const SubjectScope scope(subject, part);
+    split->begin();
+  };
+  work.is_ready = [split] { return split->is_ready(); };
+  work.run = [split, subject = std::string(site.subject), part = std::string(site.part)] {
+    const SubjectScope scope(subject, part);
+    split->finish();
+  };
+  site.queue.submit(std::move(work));
+}
+
+HostGroup& BoardLane::lane(std::string_view queue) { return group_.lane(queue); }
+
+HostGroup& BoardLane::lane(int index) { return group_.lane(index); }
+
+void BoardLane::shape_link(const LinkShape& shape) { group_.shape_link(shape); }
+
+std::shared_ptr<ProcessGroup> BoardLane::subgroup(std::span<const int>, std::string_view) {
+  fail("subgroup() of lane {}: call it on lane 0, which is the group", board_.memory().lane());
+}
+
+void BoardLane::reset() {
+  fail("reset() of lane {}: only the whole group can be reset; call it on lane 0", board_.memory().lane());
+}
+
+/// Validates a call. The peers may be on their way into it, so a mistake fails the group.
+template <class Body>
+void BoardLane::checked(CommOp op, Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    const std::string text = fmt::format("{}: {}", comm::name(op), error.message());
+    board_.memory().poison(fmt::format("rank {} made a call that is wrong: {}", board_.memory().root_rank(), text));
+    throw Error(text);
+  }
+}
+
+/// Runs one call, of all ranks or with one peer. If an exception leaves it early, the group is failed, and peers that
+/// still read this rank's tensors are waited for, because the caller may free them next.
+template <class Body>
+void BoardLane::run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, Mail* mail) {
+  const auto start = BoardClock::now();
+  std::optional<TraceSpan> waiting;
+  if (board_.memory().lane() == 0)
+    waiting.emplace(kWaitName, SpanKind::wait, num_bytes);  // queues record their own work
+  if (Trace* trace = waiting ? waiting->trace() : nullptr)
+    waiting->set_detail(trace->intern(fmt::format("{} of {} ranks ({})", comm::name(op), size(), kind())));
+  board_.take_copied();  // of a call that failed
+  try {
+    if (mail) mail->enter(call, start);
+    else board_.enter(call, start);
+    body();
+    if (Link* const link = group_.link()) board_.sleep_until(link->pass(board_.arrivals().met_at, op, num_bytes));
+    board_.leave();
+  } catch (const std::exception& error) {
+    board_.memory().poison(
+        fmt::format("rank {} failed in {}: {}", board_.memory().root_rank(), call.text(), error.what()));
+    await_unread(board_);
+    board_.leave();
+    throw;
+  }
+  count(op, num_bytes, start);
+}
+
+/// Counts a call that ends now, in which this thread has been since `start`.
+void BoardLane::count(CommOp op, std::int64_t num_bytes, BoardClock::time_point start) {
+  const auto end = BoardClock::now(), last_arrival = std::clamp(board_.arrivals().last, start, end);
+  if (last_arrival > start) note_skew({to_nanoseconds(start), to_nanoseconds(last_arrival)});
+  std::lock_guard lock(counts_mutex_);
+  if (!is_agreeing()) {
+    CommCounts::Item& item = counts_.of(op);
+    item.calls += 1;
+    item.bytes += num_bytes;
+    item.copied += board_.take_copied();
+  }
+  counts_.seconds += std::chrono::duration<double>(end - start).count();
+  skew_seconds_ += std::chrono::duration<double>(last_arrival - start).count();
+  if (op != CommOp::send && op != CommOp::recv) lateness_.add(board_.arrivals().lateness().count());
+}
+
+void BoardLane::check_counts(std::span<const std::int64_t> counts, std::int64_t blocks) const {
+  check(std::cmp_equal(counts.size(), size()), "counts has {} entries, the group has {} ranks; give one count per rank",
+        counts.size(), size());
+  check(blocks >= 1, "a tensor of {} blocks; there is at least one", blocks);
+  for (const std::int64_t count : counts)
+    check(count >= 0 && count % blocks == 0,
+          "a count is {}, of {} blocks; counts must not be negative, and blocks must divide them", count, blocks);
+}
+
+BoardLane::Opened BoardLane::open(std::span<const GatherPart> parts) {
+  Opened opened{board_.open_call(CommOp::all_gather), Shares(size())};
+  checked(CommOp::all_gather, [&] {
+    for (const GatherPart& part : parts) {
+      check_counts(part.counts, part.blocks);
+      check_data(part.data, sum(part.counts));
+      check(part.source != nullptr || part.blocks == 1, "a gather into {} blocks needs a source", part.blocks);
+      if (part.source == nullptr) {
+        opened.call.add_part(part.dtype, part.counts);
+        opened.shares.add(part.data, part.dtype, part.counts);
+        continue;
+      }
+      check_source(part);
+      opened.call.add_part(part.dtype, part.counts, part.source_dtype, part.blocks);
+      opened.shares.add(part.data, part.dtype, part.counts, rank(), part.source, part.source_dtype, part.blocks);
+    }
+    opened.call.close();
+  });
+  opened.num_bytes = opened.shares.num_bytes();
+  return opened;
+}
+
+void BoardLane::all_gather(std::span<const GatherPart> parts) {
+  const Opened opened = open(parts);
+  return run(CommOp::all_gather, opened.call, opened.num_bytes, [&] {
+    Exchange exchange(board_, opened.shares, 1, rank());
+    if (!exchange.is_in_place()) copy_sources(board_, parts, opened.shares);
+    while (exchange.next()) {
+      exchange.show(rank());
+      exchange.meet();
+      read_gather(board_, exchange, parts, opened.shares);
+    }
+    exchange.finish();
+  });
+}
+
+BoardLane::Opened BoardLane::open(std::span<const ScatterPart> parts, const ReduceOptions& options) {
+  Opened opened{board_.open_call(CommOp::reduce_scatter), Shares(size())};
+  checked(CommOp::reduce_scatter, [&] {
+    for (const ScatterPart& part : parts) {
+      check_counts(part.counts, part.blocks);
+      check_data(part.in, sum(part.counts));
+      check_data(part.out, part.counts[static_cast<std::size_t>(rank())]);
+      check_reducible(part.dtype, options);
+      check_scatter_types(part);
+      opened.call.add_part(part.wire.value_or(part.dtype), part.counts, part.dtype, part.blocks);
+      opened.shares.add(part.in, part.dtype, part.counts, part.blocks);
+      opened.num_bytes += sum(part.counts) * wire_size(part);
+    }
+    opened.call.close_with_reduction(options);
+  });
+  return opened;
+}
+
+void BoardLane::reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) {
+  const Opened opened = open(parts, options);
+  return run(CommOp::reduce_scatter, opened.call, opened.num_bytes, [&] {
+    Exchange exchange(board_, opened.shares, opened.shares.num_shares());
+    while (exchange.next()) {
+      show_scatter(board_, exchange);
+      exchange.meet();
+      read_scatter(board_, exchange, parts, opened.shares, options);
+    }
+    exchange.finish();
+  });
+}
+
+void BoardLane::all_reduce(std::span<const FlatPart> parts, ReduceOptions options) {
+  Fingerprint call = board_.open_call(CommOp::all_reduce);
+  std::int64_t num_bytes = 0;
+  checked(CommOp::all_reduce, [&] {
+    for (const FlatPart& part : parts) {
+      add_part(call, part);
+      check_reducible(part.dtype, options);
+      num_bytes += part.count * byte_size(part.dtype);
+    }
+    call.close_with_reduction(options);
+  });
+  const bool is_small = num_bytes <= kSmallBytes;
+  Shares shares(is_small ? 1 : size());
+  for (const FlatPart& part : parts) shares.add_even(part.data, part.dtype, part.count);
+  return run(CommOp::all_reduce, call, num_bytes, [&] {
+    Exchange exchange(board_, shares, shares.num_shares());
+    std::vector<const std::byte*> inputs(static_cast<std::size_t>(size()));
+    const int own_share = is_small ? 0 : rank();
+    const bool streams = num_bytes >= kStreamBytes;
+    copy_sources(board_, parts);
+    while (exchange.next()) {
+      for (int share = 0; std::cmp_less(share, shares.num_shares()); ++share)
+        if (is_small || share != own_share) exchange.show(share);
+      exchange.meet();
+      for (const Piece& piece : exchange.pieces(own_share))
+        reduce_piece(board_, exchange, own_share, piece, inputs, target(parts[piece.strip].data, piece),
+                     reduction_of(options, size(), piece.dtype), streams);
+      if (is_small) continue;
+      exchange.show(own_share);
+      exchange.meet();
+      for (int peer = 0; peer < size(); ++peer)
+        if (peer != rank()) copy_share(board_, exchange, peer, peer, parts, streams);
+    }
+    exchange.finish();
+  });
+}
+
+void BoardLane::broadcast(std::span<const FlatPart> parts, int root) {
+  Fingerprint call = board_.open_call(CommOp::broadcast);
+  Shares shares(1);
+  checked(CommOp::broadcast, [&] {
+    check(root >= 0 && root < size(), "the root is {}, the group has {} ranks; give a root in 0..{}", root, size(),
+          size() - 1);
+    for (const FlatPart& part : parts) {
+      add_part(call, part);
+      shares.add_even(part.data, part.dtype, part.count);
+    }
+    call.close_with_root(root);
+  });
+  return run(CommOp::broadcast, call, shares.num_bytes(), [&] {
+    Exchange exchange(board_, shares, 1);
+    if (rank() == root) copy_sources(board_, parts);
+    while (exchange.next()) {
+      if (rank() == root) exchange.show(0);
+      exchange.meet();
+      if (rank() != root) copy_share(board_, exchange, root, 0, parts, shares.num_bytes() >= kStreamBytes);
+    }
+    exchange.finish();
+  });
+}
+
+void BoardLane::all_to_all(std::span<const SwapPart> parts) {
+  Fingerprint call = board_.open_call(CommOp::all_to_all);
+  std::int64_t num_bytes = 0;
+  checked(CommOp::all_to_all, [&] {
+    for (const SwapPart& part : parts) {
+      check_counts(part.in_counts);
+      check_counts(part.out_counts);
+      check_data(part.in, sum(part.in_counts));
+      check_data(part.out, sum(part.out_counts));
+      call.add_part(part.dtype, {});
+      num_bytes += sum(part.in_counts) * byte_size(part.dtype);
+    }
+    call.close();
+  });
+  return run(CommOp::all_to_all, call, num_bytes, [&] { swap_parts(board_, parts); });
+}
+
+void BoardLane::run_pair(CommOp op, std::span<const FlatPart> parts, int peer) {
+  Fingerprint call;
+  ByteStream stream;
+  Mail mail(board_, op, peer);
+  checked(op, [&] {
+    check(peer >= 0 && peer < size() && peer != rank(), "the peer is rank {}; give another rank of the {} in the group",
+          peer, size());
+    call = mail.open_call();
+    for (const FlatPart& part : parts) {
+      add_part(call, part);
+      stream.add(part.data, static_cast<std::size_t>(part.count * byte_size(part.dtype)));
+    }
+    call.close();
+  });
+  return run(op, call, static_cast<std::int64_t>(stream.size()), [&] { mail.transfer(stream); }, &mail);
+}
+
+void BoardLane::barrier() {
+  Fingerprint call = board_.open_call(CommOp::barrier);
+  call.close_without_list();
+  run(CommOp::barrier, call, 0, [&] { board_.meet(); });
+}
+
+void BoardLane::abort(std::string_view reason) {
+  board_.memory().poison(fmt::format("rank {} aborted the group: {}", board_.memory().root_rank(), reason));
+}
+
+SharedHeap BoardLane::shared_heap() const {
+  const BoardOptions& options = board_.memory().options;
+  if (options.heap_bytes == 0) return {};
+  return {{options.root ? options.root->memory : board_.memory().bytes, board_.memory().heap(rank())},
+          options.heap_bytes};
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,88 @@
+#pragma once
+// The collectives of one host, written once for ranks that are threads and ranks that are processes.
+#include <memory>
+#include <mutex>
+#include <string_view>
+
+#include "runtime/comm/board/board.h"
+#include "runtime/comm/board/lateness.h"
+#include "runtime/comm/board/shares.h"
+#include "runtime/comm/group/host_group.h"
+
+namespace sherd::comm {
+
+class BoardGroup;
+class Mail;
+class SplitCall;
+
+/// The calls of one lane of a group. Reductions run in rank order 0 .. n-1 whatever the sizes, so their bits are the
+/// same for threads and processes, and for all_reduce and reduce_scatter. A call that is wrong on one rank only raises
+/// Error there and CommError on the peers. What is of the whole group goes to the group, which is its own lane 0.
+class BoardLane : public HostGroup {
+ public:
+  BoardLane(BoardGroup& group, GroupFacts facts, const std::shared_ptr<std::byte>& memory, const BoardOptions& options);
+
+  bool supports(Device device) const override { return device == Device::cpu(); }
+  void issue(Collective call, const CollectiveSite& site) override;
+  HostGroup& lane(std::string_view queue) override;
+  HostGroup& lane(int index) override;
+
+  void all_gather(std::span<const GatherPart> parts) override;
+  void reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) override;
+  void all_reduce(std::span<const FlatPart> parts, ReduceOptions options) override;
+  void broadcast(std::span<const FlatPart> parts, int root) override;
+  void all_to_all(std::span<const SwapPart> parts) override;
+  void barrier() override;
+  void send(std::span<const FlatPart> parts, int to) override { run_pair(CommOp::send, parts, to); }
+  void recv(std::span<const FlatPart> parts, int from) override { run_pair(CommOp::recv, parts, from); }
+
+  std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label) override;
+  void abort(std::string_view reason) override;
+  void reset() override;
+  void set_deadline(std::chrono::nanoseconds deadline) override { board_.watch().set_deadline(deadline); }
+  CommCounts counts() const override {
+    const std::lock_guard lock(counts_mutex_);
+    return counts_;
+  }
+  /// Seconds, of those in counts() of this lane alone, that this rank waited because another had not come to the call.
+  double skew_seconds() const {
+    const std::lock_guard lock(counts_mutex_);
+    return skew_seconds_;
+  }
+  /// How late this rank comes, in calls of all ranks only; of the group: over all lanes.
+  virtual Lateness lateness() const {
+    const std::lock_guard lock(counts_mutex_);
+    return lateness_;
+  }
+  void shape_link(const LinkShape& shape) override;
+  SharedHeap shared_heap() const override;
+
+ private:
+  friend class BoardGroup;
+  friend class SplitCall;
+  /// A call that ranks are about to come to: what they compare, and how its tensors are cut.
+  struct Opened {
+    Fingerprint call;
+    Shares shares;
+    std::int64_t num_bytes = 0;
+  };
+
+  template <class Body>
+  void checked(CommOp op, Body&& body);
+  template <class Body>
+  void run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, Mail* mail = nullptr);
+  Opened open(std::span<const GatherPart> parts);
+  Opened open(std::span<const ScatterPart> parts, const ReduceOptions& options);
+  void count(CommOp op, std::int64_t num_bytes, BoardClock::time_point start);
+  void run_pair(CommOp op, std::span<const FlatPart> parts, int peer);
+  void check_counts(std::span<const std::int64_t> counts, std::int64_t blocks = 1) const;
+
+  BoardGroup& group_;
+  Board board_;
+  mutable std::mutex counts_mutex_;
+  CommCounts counts_;
+  double skew_seconds_ = 0;
+  Lateness lateness_;
+};
+
+}  // namespace sherd::comm
