@@ -9,7 +9,7 @@ namespace sherd {
 struct CommTimes {
   /// The rank's thread waited for other ranks, or did a queue's work because it would have to wait.
   double exposed = 0;
-  /// Of that, the time until the last rank came to the collective: waiting that a faster link would not shorten.
+  /// The part of `exposed` until the last rank came to the collective: waiting that a faster link would not shorten.
   double skew = 0;
   /// All collectives that have ended, including the time they waited for late ranks.
   double total = 0;

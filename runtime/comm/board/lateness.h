@@ -12,7 +12,7 @@ class Lateness {
  public:
   void add(std::int64_t nanoseconds) { ++counts_[bucket_of(nanoseconds)]; }
   std::int64_t calls() const;
-  /// Of all calls; 0 of none, or if this rank is first at most of them.
+  /// The median of all calls; 0 if there are none, or if this rank is first at most of them.
   double median_seconds() const;
   Lateness& operator+=(const Lateness& other);
   Lateness& operator-=(const Lateness& other);

@@ -24,7 +24,7 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
   throw CommError(fmt::format("shm_group: {}: {}{}", what, std::system_category().message(errno), remedy));
 }
 
-/// Of this process; empty without one.
+/// The limit of this process; empty without one.
 std::optional<std::size_t> address_limit() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;

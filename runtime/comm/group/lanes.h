@@ -22,10 +22,10 @@ inline constexpr int kNumUsualLanes = 4;
 /// The lane of one of the queues above, the same in all groups; 0 for other queues.
 int usual_lane(std::string_view queue);
 
-/// Numbers of lanes by queue: those above, then others in the order of their first use. From any thread.
+/// Numbers of lanes by queue: those above, then others in the order of their first use. Any thread may ask.
 class LaneNumbers {
  public:
-  /// In 1..kNumLanes - 1. Error, naming the queues that have one, if all are taken.
+  /// A number in 1..kNumLanes - 1. Error, naming the queues that have one, if all are taken.
   int of(std::string_view queue);
 
  private:
