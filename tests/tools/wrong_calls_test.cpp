@@ -37,6 +37,7 @@ const std::vector<WrongCall> kWrongCalls = {
     {"walk --model bert", kUsage, {"\"bert\"", "gpt and llama"}},
     {"ckpt", kUsage, {"action is missing", "ls, show, verify, diff or convert"}},
     {"ckpt lss {save}", kUsage, {"\"lss\"", "did you mean ls?"}},
+    {"ckpt verify {save} --json", kUsage, {"ckpt verify", "--json", "exit status"}},
     {"ckpt show", kUsage, {"ckpt show DIR", "got 0 words"}},
     {"ckpt show {dir}", kFailed, {"no checkpoint", "{dir}", "a folder that a run saved to"}},
     {"run -n 2", kUsage, {"command is missing", "sherd run -n 2 -- COMMAND"}},

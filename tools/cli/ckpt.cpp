@@ -165,14 +165,15 @@ struct Action {
   std::string_view name, usage;
   std::size_t words;
   int (*run)(const Words& words, bool json);
+  bool has_json = false;
 };
 constexpr Action kActions[] = {
-    {"ls", "ls DIR: steps, ranks, sizes, ages and runs of the saves, and which are damaged", 1, run_ls},
+    {"ls", "ls DIR: steps, ranks, sizes, ages and runs of the saves, and which are damaged", 1, run_ls, true},
     {"show",
      "show DIR: a page about the newest save, or DIR/step-000120: run, model, mesh, sizes; all of it with --json", 1,
-     run_show},
+     run_show, true},
     {"verify", "verify DIR: reads every byte of every save and names the blocks whose checksums differ", 1, run_verify},
-    {"diff", "diff DIR DIR: which tensors of two saves differ, and by how much", 2, run_diff},
+    {"diff", "diff DIR DIR: which tensors of two saves differ, and by how much", 2, run_diff, true},
     {"convert", "convert FROM TO: a checkpoint to a Hugging Face directory, or back", 2, run_convert},
 };
 
@@ -204,6 +205,8 @@ int run_ckpt(std::span<const std::string_view> args) {
   const Action& action = find_action(words->front());
   words->erase(words->begin());
   check_usage(words->size() == action.words, "usage: sherd ckpt {}; got {} words", action.usage, words->size());
+  check_usage(!json || action.has_json, "sherd ckpt {} prints no JSON: leave --json out, and look at the exit status",
+              action.name);
   return action.run(*words, json);
 }
 
