@@ -135,8 +135,9 @@ std::optional<Graph> CompiledStep::record_into(std::vector<Tensor>& results, std
   if (!recorder.met().empty()) {
     slots_of_others_.insert(slots_of_others_.end(), recorder.met().begin(), recorder.met().end());
     mode_ = Mode::eager;
+    const Slot* const first = static_cast<Leaf*>(recorder.met().front().get())->slot;  // null: it has ended meanwhile
     reason_ = fmt::format("the call has shown that the step uses slot \"{}\", which another thread has made",
-                          static_cast<Leaf*>(recorder.met().front().get())->slot->name());
+                          first ? first->name() : "");
     drop_history(results);
     return std::nullopt;
   }

@@ -81,7 +81,7 @@ class CompiledStep {
   std::vector<Tensor> record(std::span<const Tensor> arguments);
   /// Records `entry` once more and compares.
   std::vector<Tensor> record_again(Entry& entry, std::span<const Tensor> arguments);
-  /// Null if the step has met slots of other threads, which the next recording is told of.
+  /// Nothing if the step has met slots of other threads, which the next recording is told of.
   std::optional<Graph> record_into(std::vector<Tensor>& results, std::span<const Tensor> arguments);
   void make_room();
   std::vector<Tensor> replay(Entry& entry, std::span<const Tensor> arguments);

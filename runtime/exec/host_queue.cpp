@@ -52,7 +52,7 @@ class WaitClock {
   std::int64_t start_ = 0;
 };
 
-// Which this thread runs, and whose thread this is.
+// Skews of the item that this thread runs, and the rank that the thread belongs to; null elsewhere.
 thread_local constinit std::vector<Skew>* skews_of_item __attribute__((tls_model("initial-exec"))) = nullptr;
 thread_local constinit RunningOp* rank_of_queue __attribute__((tls_model("initial-exec"))) = nullptr;
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <thread>
 
@@ -232,6 +233,25 @@ TEST(Guards, OneStepIsCalledByWhoMadeItsSlotsAndByAnother) {
   EXPECT_EQ(w.grad().to_vector<float>()[0], 2 * kSettled);
 }
 
+TEST(Guards, ASlotOfAnotherThreadMayEndWithinTheStep) {
+  std::unique_ptr<Slot> w;
+  on_another_thread([&] {
+    auto step = compile_once([&](const Tensor& x) {
+      const Tensor y = w->value() * x;
+      w.reset();
+      return y;
+    });
+    for (int i = 1; i <= kSettled; ++i) {
+      on_another_thread([&] {
+        w = std::make_unique<Slot>("w");
+        w->set(full({2}, static_cast<double>(i)));
+      });
+      EXPECT_EQ(step(ones({2})).to_vector<float>()[0], i);
+      EXPECT_EQ(step.mode(), Mode::eager);
+    }
+  });
+}
+
 TEST(Guards, SeeThatAnotherRankCalls) {
   auto step = compile_once([](const Tensor& x) { return x + 1.0; });
   for (int i = 0; i < kSettled; ++i) step(ones({2}));
@@ -245,7 +265,7 @@ TEST(Guards, SeeThatAnotherRankCalls) {
 TEST(Guards, AGradientThatWasHeldOnceIsNoDifference) {
   Slot w("w", true);
   w.set(full({2}, 3.0));
-  auto step = compile_once([&](const Tensor& x) { backward(sum(w.value() * x)); });
+  auto step = compile([&](const Tensor& x) { backward(sum(w.value() * x)); });
   for (int i = 0; i < kSettled; ++i) step(ones({2}));
   {
     const Tensor held = w.grad();

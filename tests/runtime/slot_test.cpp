@@ -160,5 +160,14 @@ TEST(Slot, TwoSlotsThatGetOneGradientDoNotShareItsFate) {
   EXPECT_EQ(b.grad().to_vector<double>(), (std::vector<double>{1, 2, 3}));
 }
 
+TEST(Slot, AThreadWithoutARankGivesThemNoHook) {
+  Slot w("w", true);
+  w.set(Tensor::scalar(1.0));
+  bool has_run = false;
+  std::thread([&] { EXPECT_THROW(w.on_grad_accumulated([&](Slot&) { has_run = true; }), Error); }).join();
+  backward(w.value() * 2.0);
+  EXPECT_FALSE(has_run);
+}
+
 }  // namespace
 }  // namespace sherd::testing
