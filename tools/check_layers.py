@@ -44,7 +44,7 @@ ORDER = {
     "dtensor": ["transition", "rules"],
     "compile": ["ir", "passes", "capture", "run"],
     "compile/ir": ["text", "analysis"],
-    "nn": ["layers", "optim", "parallel checkpoint", "models data", "interop"],
+    "nn": ["layers", "optim", "parallel checkpoint", "models data", "plan interop"],
     "nn/checkpoint": ["format", "save load", "full"],
     "nn/parallel/shard": ["gather", "unit", "reduce", "wrap"],
     "tools": ["train", "launch", "cli", "bench", "walk"],

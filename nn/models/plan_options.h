@@ -4,6 +4,7 @@
 //
 //   tokens {} --tok {0: tp}--> {+tp} --> stream --blocks--> stream --> norm --> head {0: tp} --> loss {}
 #include "nn/parallel/tensor_parallel.h"
+#include "runtime/op/attrs/attr_kind.h"
 
 namespace sherd::nn {
 
@@ -13,6 +14,10 @@ struct TensorParallelOptions {
   bool sequence_parallel = false;
   /// The head and the loss are sharded along the vocabulary; logits are never gathered. Off: the head is replicated.
   bool loss_parallel = true;
+
+  static constexpr AttrField fields[] = {
+      attr<&TensorParallelOptions::sequence_parallel>("sequence_parallel").optional(),
+      attr<&TensorParallelOptions::loss_parallel>("loss_parallel").optional()};
 };
 
 /// Placement of the residual stream [B, T, D] between blocks.

@@ -23,19 +23,6 @@
 
 namespace sherd {
 
-/// For optional fields, which are left out of the text when they are unset.
-template <>
-struct AttrValue<std::optional<DType>> {
-  static void print(const std::optional<DType>& value, AttrWriter& out) {
-    if (value) AttrValue<DType>::print(*value, out);
-  }
-  static void read(std::optional<DType>& value, AttrReader& in) { AttrValue<DType>::read(value.emplace(), in); }
-  static bool equal(const std::optional<DType>& a, const std::optional<DType>& b) { return a == b; }
-  static std::uint64_t hash(const std::optional<DType>& value) {
-    return value ? 1 + AttrValue<DType>::hash(*value) : 0;
-  }
-};
-
 /// One tensor of a unit. Offsets are bytes from the start of a buffer.
 struct UnitPiece {
   Shape shape;                    ///< full, of this rank's local tensor; at least one dim

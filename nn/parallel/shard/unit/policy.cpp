@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/nearest.h"
+#include "runtime/tensor/quantity.h"
 
 namespace sherd::nn {
 
@@ -41,6 +43,19 @@ ShardedOver sharded_over(const UnitPolicy& policy) {
 }
 
 }  // namespace
+
+ReshardAfterForward::ReshardAfterForward(std::string_view text) : value_(text == "true" ? 1 : 0), is_bool_(true) {
+  if (text == "true" || text == "false") return;
+  const std::optional<std::int64_t> count = parse_count(text);
+  check(count && std::in_range<int>(*count),
+        "reshard_after_forward must be true, false or a number of ranks, got \"{}\"", text);
+  value_ = static_cast<int>(*count);
+  is_bool_ = false;
+}
+
+std::string ReshardAfterForward::text() const {
+  return is_bool_ ? (value_ != 0 ? "true" : "false") : std::to_string(value_);
+}
 
 bool ReshardAfterForward::resolve(int ranks) const {
   if (is_bool_) return value_ != 0;

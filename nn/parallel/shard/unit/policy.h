@@ -32,6 +32,11 @@ class ReshardAfterForward {
     requires(std::is_same_v<T, bool> || std::is_same_v<T, int>)
   ReshardAfterForward(T value)  // NOLINT: {.reshard_after_forward = false}
       : value_(static_cast<int>(value)), is_bool_(std::is_same_v<T, bool>) {}
+  /// From "true", "false" or "2"; Error for other text.
+  explicit ReshardAfterForward(std::string_view text);
+  std::string text() const;
+  /// The number k that was told; nothing for true and false.
+  std::optional<int> ranks() const { return is_bool_ ? std::nullopt : std::optional(value_); }
   /// Whether the gathered parameters are freed, where there are `ranks` shards; Error unless k divides them.
   bool resolve(int ranks) const;
   /// Over how many ranks parameters are sharded then, if that is neither none nor all of `ranks`; else 0. Error as
@@ -39,6 +44,7 @@ class ReshardAfterForward {
   int slices(int ranks) const;
   /// Whether it means false on any number of ranks.
   bool is_off() const { return value_ == (is_bool_ ? 0 : 1); }
+  friend bool operator==(const ReshardAfterForward&, const ReshardAfterForward&) = default;
 
  private:
   int value_;

@@ -1,0 +1,47 @@
+#include "nn/plan/apply.h"
+
+#include "nn/offload_activations.h"
+#include "nn/parallel/extensions/int8_gather.h"
+#include "nn/parallel/extensions/int8_reduce.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
+#include "nn/recompute.h"
+
+namespace sherd::nn {
+
+UnitPolicy unit_policy(const TrainingPlan& plan, const PlanFacts& facts) {
+  UnitPolicy policy = plan.strategy.policy();
+  if (plan.reshard_after_forward != ReshardAfterForward(true))
+    policy.reshard_after_forward = plan.reshard_after_forward;
+  policy.mp_policy = {.param_dtype = plan.param_dtype, .reduce_dtype = plan.reduce_dtype};
+  policy.prefetch = plan.prefetch;
+  if (plan.accumulate_shards) policy.gradients = ShardedOver::shards;
+  policy.offload = plan.offload.shards(plan.offload_keep, plan.device, facts.memory_limit);
+  return policy;
+}
+
+AppliedPlan apply(const TrainingPlan& plan, const PlanFacts& facts, Module& model, const JobMesh& mesh,
+                  const Plan& styles) {
+  check_plan(plan, facts);
+  check(mesh.root().axes() == plan.mesh.of(facts.ranks),
+        "apply: the plan's mesh is \"{}\", and the model is to lie on {}", plan.mesh.text(), mesh.root().describe());
+  check(!is_fully_sharded(model), "apply: the model is sharded already; apply a plan to a model once, as it was made");
+  if (mesh.tensor()) parallelize(model, *mesh.tensor(), styles);
+  if (plan.recompute.any()) recompute_blocks(model, plan.recompute.policy());
+  AppliedPlan applied;
+  if (plan.fully_shard) applied.units = shard_units(model, mesh.data(), plan.units.rule(), unit_policy(plan, facts));
+  for (const UnitHandle& unit : applied.units) {
+    if (!plan.gather.is_exact()) unit.set_gather_transform(int8_gather());
+    if (!plan.reduce.is_exact()) unit.set_custom_reduce(int8_reduce());
+  }
+  if (plan.offload_activations.any())
+    offload_activations(model, plan.offload_activations.options(plan.device, facts.memory_limit));
+  if (facts.batch > 0) applied.local_batch = local_batch(plan, facts.batch, mesh.num_data_ranks());
+  return applied;
+}
+
+void offload_state(const TrainingPlan& plan, const PlanFacts& facts, Optimizer& optimizer) {
+  if (plan.offload.optimizer())
+    optimizer.offload(plan.offload.state_options(plan.offload_keep, plan.device, facts.memory_limit));
+}
+
+}  // namespace sherd::nn

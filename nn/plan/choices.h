@@ -1,0 +1,142 @@
+#pragma once
+// What a plan chooses from: presets by name, and what leaves memory. Texts are those of `sherd train`'s flags.
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "nn/optim/loss_scaler.h"
+#include "nn/optim/offloaded_state.h"
+#include "nn/parallel/shard/unit/policy.h"
+#include "nn/parallel/shard/wrap/unit_rules.h"
+#include "nn/plan/text_value.h"
+#include "nn/recompute.h"
+#include "runtime/autograd/offload_saved.h"
+
+namespace sherd::nn {
+
+/// A preset of UnitPolicy (policy.h) by its name: "full_shard". Error naming the nearest for an unknown one.
+class Strategy {
+ public:
+  template <Text T>
+  Strategy(const T& name) : name_(std::string_view(name)) {  // NOLINT: {.strategy = "no_shard"}
+    policy();
+  }
+  const std::string& text() const { return name_; }
+  UnitPolicy policy() const { return strategy(name_); }
+  friend bool operator==(const Strategy&, const Strategy&) = default;
+
+ private:
+  std::string name_;
+};
+
+/// A rule of units (unit_rules.h) by its name: "block", "bytes=32MB". Error as units_by().
+class UnitsBy {
+ public:
+  template <Text T>
+  UnitsBy(const T& name) : name_(std::string_view(name)) {  // NOLINT: {.units = "fine"}
+    rule();
+  }
+  const std::string& text() const { return name_; }
+  UnitRule rule() const { return units_by(name_); }
+  friend bool operator==(const UnitsBy&, const UnitsBy&) = default;
+
+ private:
+  std::string name_;
+};
+
+/// What backward computes again (recompute.h): "none", "selective" or "full". Error naming the nearest for other texts.
+class RecomputeBy {
+ public:
+  template <Text T>
+  RecomputeBy(const T& name) : name_(std::string_view(name)) {  // NOLINT: {.recompute = "full"}
+    policy();
+  }
+  const std::string& text() const { return name_; }
+  bool any() const { return name_ != "none"; }
+  RecomputePolicy policy() const { return recompute_policy(name_); }
+  friend bool operator==(const RecomputeBy&, const RecomputeBy&) = default;
+
+ private:
+  std::string name_;
+};
+
+/// How parameters or gradients travel: "exact", or "int8": in 8 bits, with a scale per block.
+class Travel {
+ public:
+  template <Text T>
+  Travel(const T& text) : is_exact_(parse(text)) {}  // NOLINT: {.gather = "int8"}
+  std::string text() const { return is_exact_ ? "exact" : "int8"; }
+  bool is_exact() const { return is_exact_; }
+  friend bool operator==(const Travel&, const Travel&) = default;
+
+ private:
+  static bool parse(std::string_view text);
+  bool is_exact_;
+};
+
+/// What the loss is multiplied by: "auto" (dynamic where a dtype is f16), "dynamic", "none" or a positive number.
+class LossScale {
+ public:
+  /// Error naming them all.
+  template <Text T>
+  LossScale(const T& text) : LossScale(parse(text)) {}  // NOLINT: {.loss_scale = "dynamic"}
+  const std::string& text() const { return text_; }
+  /// Nothing where the loss is not scaled.
+  std::optional<LossScalerOptions> options(bool has_f16) const;
+  friend bool operator==(const LossScale&, const LossScale&) = default;
+
+ private:
+  LossScale(std::string text, std::optional<double> fixed) : text_(std::move(text)), fixed_(fixed) {}
+  static LossScale parse(std::string_view text);
+  std::string text_;
+  std::optional<double> fixed_;
+};
+
+/// What lies outside of memory, and where: "none", "optimizer" (its state), "parameters" (their shards) or "all" (these
+/// and the shards of gradients), perhaps with a folder, "all:DIR". Error naming what is wrong.
+class Offload {
+ public:
+  template <Text T>
+  Offload(const T& text) : Offload(parse(text)) {}  // NOLINT: {.offload = "optimizer"}
+  std::string text() const { return what_ + (folder_.empty() ? "" : ":" + folder_); }
+  bool any() const { return what_ != "none"; }
+  bool optimizer() const { return what_ == "optimizer" || what_ == "all"; }
+  bool parameters() const { return what_ == "parameters" || what_ == "all"; }
+  bool gradients() const { return what_ == "all"; }
+  /// Of state of parameters on `device`: where it goes, and how much of it is in memory at a time, which is an eighth
+  /// of a limit (0: none) or less. `kept` bytes of all that is offloaded stay in memory, of which state has one half
+  /// and shards the other where both are offloaded: they are equally large. The folder of the host is that of temporary
+  /// files where none is named.
+  OffloadOptions state_options(std::int64_t kept, Device device, std::int64_t memory_limit) const;
+  /// The same of shards; none if they stay in memory.
+  std::optional<ShardOffload> shards(std::int64_t kept, Device device, std::int64_t memory_limit) const;
+  friend bool operator==(const Offload&, const Offload&) = default;
+
+ private:
+  Offload(std::string_view what, std::string_view folder) : what_(what), folder_(folder) {}
+  static Offload parse(std::string_view text);
+  std::string what_, folder_;
+};
+
+/// Whether what blocks save for backward leaves memory, and for where: "none" or "blocks", perhaps with a folder,
+/// "blocks:DIR". Error naming what is wrong.
+class OffloadActivations {
+ public:
+  template <Text T>
+  OffloadActivations(const T& text) : OffloadActivations(parse(text)) {}  // NOLINT: {.offload_activations = "blocks"}
+  std::string text() const { return what_ + (folder_.empty() ? "" : ":" + folder_); }
+  bool any() const { return what_ != "none"; }
+  /// For training on `device`: where they go, and how much of them is in memory at a time, which is an eighth of a
+  /// limit (0: none) or less.
+  OffloadSavedOptions options(Device device, std::int64_t memory_limit) const;
+  friend bool operator==(const OffloadActivations&, const OffloadActivations&) = default;
+
+ private:
+  OffloadActivations(std::string_view what, std::string_view folder) : what_(what), folder_(folder) {}
+  static OffloadActivations parse(std::string_view text);
+  std::string what_, folder_;
+};
+
+}  // namespace sherd::nn
