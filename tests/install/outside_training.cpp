@@ -17,7 +17,7 @@ static TrainConfig tiny_run(const std::string& folder, std::int64_t steps) {
   config.vocabulary = "chars";
   config.steps = steps;
   config.batch = 8;
-  config.compile = true;
+  config.plan.compiled = true;
   config.model = {.layers = 1, .heads = 2, .width = 16, .sequence = 16};
   config.optimizer = {.lr = 1e-2, .min_lr = 1e-3, .warmup = 2, .decay_steps = 60};
   return config;

@@ -28,7 +28,7 @@
 #include "tests/support/source_path.h"
 #include "tests/support/temp_dir.h"
 #include "tools/train/config.h"
-#include "tools/train/job_mesh.h"
+#include "tools/train/links.h"
 
 namespace sherd::testing {
 
@@ -193,14 +193,14 @@ class MeshReader : public HostileReader {
  public:
   std::size_t largest() const override { return kLargestArgument; }
   std::vector<std::string> samples() override { return {"dp=4", "replicate=2,dp=2", "pp=1,dp=2,tp=2", "dp=2,tp"}; }
-  void read(const std::string& input) override { parse_mesh(input, 4); }
+  void read(const std::string& input) override { nn::MeshAxes axes(input); }
 };
 
 class LinkReader : public HostileReader {
  public:
   std::size_t largest() const override { return kLargestArgument; }
   std::vector<std::string> samples() override { return {"2e9,0", "dp=2e9,0;replicate=2e8,1e-5"}; }
-  void read(const std::string& input) override { parse_links(input); }
+  void read(const std::string& input) override { Links links(input); }
 };
 
 // ---- data ----

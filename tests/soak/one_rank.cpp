@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
     const int replicas = std::stoi(argv[3]);
     const auto steps = sherd::testing::steps_of_run(argv[2], replicas);
     const double most = sherd::testing::difference_from_one_rank(
-        config, steps, count_data_ranks(parse_mesh(config.mesh, replicas)), replicas);
+        config, steps, nn::count_data_ranks(config.plan.mesh.over(replicas)), replicas);
     fmt::print("{} {:.3g}\n", steps.size(), most);
     return 0;
   } catch (const std::exception& error) {

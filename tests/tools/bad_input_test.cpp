@@ -93,8 +93,8 @@ TEST_F(BadInput, DevicesThatAreNoneAreRefused) {
 }
 
 TEST_F(BadInput, SeveralRanksOnGpusAreRefusedOnEveryRank) {
-  config_.device = "cuda";
-  refused(config_, {"device = cuda on 3 ranks", "NCCL", "one rank"});
+  config_.plan.device = Device::cuda(0);
+  refused(config_, {"device = cuda:0 on 3 ranks", "NCCL", "one rank"});
 }
 
 TEST_F(BadInput, UnknownCommandsNameTheNearest) {
@@ -161,13 +161,13 @@ TEST_F(BadInput, ABatchThatDoesNotDivideIsRefusedOnEveryRank) {
   config_.batch = 4;
   refused(config_, {"batch = 4", "3 ranks", "multiple of 3"});
   config_.batch = 12;
-  config_.accumulate = 6;
+  config_.plan.micro_batches = 6;
   refused(config_, {"batch = 12", "3 ranks x 6 micro-batches", "multiple of 18"});
   expect_failed(train(2, {"--batch", "3"}), {"batch = 3", "2 ranks"});
 }
 
 TEST_F(BadInput, SeveralRanksWithoutShardingAreRefused) {
-  config_.fully_shard = false;
+  config_.plan.fully_shard = false;
   refused(config_, {"fully_shard = false", "3 ranks"});
 }
 

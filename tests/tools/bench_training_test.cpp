@@ -42,19 +42,14 @@ TEST(BenchTraining, AModelIsThePeersModel) {
 
 TEST(BenchTraining, ItIsShardedWhereThereAreRanksOrCasts) {
   const BenchModel& tiny = bench_model("tiny");
-  EXPECT_FALSE(train_config(tiny, {}, 1).fully_shard);
-  EXPECT_TRUE(train_config(tiny, {}, 2).fully_shard);
-  EXPECT_FALSE(train_config(tiny, {.tensor_parallel = true}, 2).fully_shard);
-  EXPECT_EQ(train_config(tiny, {.tensor_parallel = true}, 2).mesh, "tp=2");
-  const TrainConfig mixed = train_config(tiny, {.dtype = "bf16"}, 1);
+  EXPECT_FALSE(train_config(tiny, {}, 1).plan.fully_shard);
+  EXPECT_TRUE(train_config(tiny, {}, 2).plan.fully_shard);
+  EXPECT_FALSE(train_config(tiny, {.mesh = "tp=2"}, 2).plan.fully_shard);
+  const nn::TrainingPlan mixed = train_config(tiny, {.param_dtype = DType::bf16}, 1).plan;
   EXPECT_TRUE(mixed.fully_shard);
-  EXPECT_EQ(mixed.param_dtype, "bf16");
-  EXPECT_EQ(mixed.reduce_dtype, "f32");
-  EXPECT_TRUE(train_config(tiny, {.strategy = "no_shard"}, 1).fully_shard);
-  const TrainConfig hybrid = train_config(
-      tiny, {.strategy = "hybrid_shard", .mesh = "replicate=2,dp=2", .link = "dp=2e9,0;replicate=2e8,0"}, 4);
-  EXPECT_EQ(std::tuple(hybrid.strategy, hybrid.mesh, hybrid.link),
-            std::tuple("hybrid_shard", "replicate=2,dp=2", "dp=2e9,0;replicate=2e8,0"));
+  EXPECT_EQ(mixed.param_dtype, DType::bf16);
+  EXPECT_EQ(mixed.reduce_dtype, DType::f32);
+  EXPECT_TRUE(train_config(tiny, {.strategy = "no_shard"}, 1).plan.fully_shard);
 }
 
 // i32 [batch, tokens], other ones on every rank.
@@ -65,20 +60,21 @@ std::pair<Tensor, Tensor> batch_of(const BenchModel& m, int rank) {
   return {contiguous(narrow(text, 1, 0, m.tokens)), contiguous(narrow(text, 1, 1, m.tokens))};
 }
 
-std::vector<double> losses_of_the_loop(const BenchModel& m, const TrainingOptions& options, const Group& group) {
+std::vector<double> losses_of_the_loop(const BenchModel& m, const nn::TrainingPlan& options, const Group& group) {
   const auto model = make_bench_model(m);
-  const DeviceMesh mesh(group, options.tensor_parallel ? "tp" : "dp");
-  if (options.tensor_parallel) {
+  const bool is_tensor_parallel = options.mesh.has("tp");
+  const DeviceMesh mesh(group, is_tensor_parallel ? "tp" : "dp");
+  if (is_tensor_parallel) {
     nn::parallelize(*model, mesh, nn::make_plan(config_of(m.name), {.sequence_parallel = true}));
-  } else if (group->size() > 1 || options.dtype == "bf16") {
-    nn::UnitPolicy units = nn::strategy(options.strategy);
-    if (options.dtype == "bf16") units.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
+  } else if (group->size() > 1 || options.param_dtype == DType::bf16) {
+    nn::UnitPolicy units = options.strategy.policy();
+    if (options.param_dtype == DType::bf16) units.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
     for (nn::Module* block : model->blocks()) nn::fully_shard(*block, mesh, units);
     nn::fully_shard(*model, mesh, units);
   }
   model->materialize(nn::Seed{1});
   nn::AdamW optimizer(model->parameters(), {.lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1});
-  const auto [tokens, targets] = batch_of(m, options.tensor_parallel ? 0 : group->rank());
+  const auto [tokens, targets] = batch_of(m, is_tensor_parallel ? 0 : group->rank());
   std::vector<double> losses;
   for (int i = 0; i < 6; ++i) {
     Tensor loss = (*model)(tokens, targets);
@@ -92,28 +88,29 @@ std::vector<double> losses_of_the_loop(const BenchModel& m, const TrainingOption
 TEST(BenchTraining, TheStepIsThePlainLoopBitForBit) {
   struct Case {
     int ranks;
-    TrainingOptions options;
+    nn::TrainingPlan options;
   };
-  const Case cases[] = {{1, {}},
-                        {1, {.captured = false}},
-                        {1, {.dtype = "bf16"}},
-                        {2, {}},
-                        {2, {.dtype = "bf16", .prefetch = false}},
-                        {2, {.strategy = "no_shard"}},
-                        {2, {.dtype = "bf16", .strategy = "no_shard"}},
-                        {2, {.tensor_parallel = true}}};
+  constexpr DType bf16 = DType::bf16;
+  const Case cases[] = {{1, {.compiled = true}},
+                        {1, {}},
+                        {1, {.param_dtype = bf16, .compiled = true}},
+                        {2, {.compiled = true}},
+                        {2, {.prefetch = false, .param_dtype = bf16, .compiled = true}},
+                        {2, {.strategy = "no_shard", .compiled = true}},
+                        {2, {.strategy = "no_shard", .param_dtype = bf16, .compiled = true}},
+                        {2, {.mesh = "tp=2", .compiled = true}}};
   for (const std::string_view name : {"tiny", "tiny_llama"})
     for (const Case& c : cases) {
-      if (c.options.tensor_parallel && name == "tiny_llama") continue;  // one key-value head does not divide by two
+      if (c.options.mesh.has("tp") && name == "tiny_llama") continue;  // one key-value head does not divide by two
       run_ranks(c.ranks, [&](const Group& group) {
         const BenchModel& m = bench_model(name);
         const std::vector<double> expected = losses_of_the_loop(m, c.options, group);
         TrainStep step = train_step(m, c.options, group);
-        const auto [tokens, targets] = batch_of(m, c.options.tensor_parallel ? 0 : group->rank());
+        const auto [tokens, targets] = batch_of(m, c.options.mesh.has("tp") ? 0 : group->rank());
         std::vector<double> losses;
         for (int i = 0; i < 6; ++i) losses.push_back(step.update(tokens, targets).loss.item<double>());
-        EXPECT_EQ(losses, expected) << name << " on " << c.ranks << " ranks, " << c.options.dtype;
-        EXPECT_EQ(step.how().substr(0, 8), c.options.captured ? "replayed" : "eager");
+        EXPECT_EQ(losses, expected) << name << " on " << c.ranks << " ranks, " << print(c.options);
+        EXPECT_EQ(step.how().substr(0, 8), c.options.compiled ? "replayed" : "eager");
       });
     }
 }

@@ -157,10 +157,10 @@ TEST_F(Flags, HelpShowsDefaultsNotPresentValues) {
     EXPECT_NE(help.find(part), std::string::npos) << part << " is not in\n" << help;
 }
 
-TEST(SwitchOrNumber, IsASwitchThatMayHaveANumber) {
+TEST_F(Flags, ASwitchMayHaveANumber) {
   using Words = std::vector<std::string>;
-  const SwitchOrNumber four = std::int64_t{4};
-  SwitchOrNumber keep = true;
+  const nn::ReshardAfterForward four = 4;
+  nn::ReshardAfterForward keep = true;
   ConfigTable table;
   table.add("keep_it", &keep, "what it keeps");
   const auto words_of = [&](const Args& args) {
@@ -169,9 +169,9 @@ TEST(SwitchOrNumber, IsASwitchThatMayHaveANumber) {
     return line.words;
   };
   EXPECT_EQ(words_of({"--keep-it", "false", "a"}), Words{"a"});
-  EXPECT_TRUE(keep == SwitchOrNumber(false));
+  EXPECT_TRUE(keep == nn::ReshardAfterForward(false));
   EXPECT_EQ(words_of({"--keep-it", "a"}), Words{"a"}) << "alone it means true";
-  EXPECT_TRUE(keep == SwitchOrNumber(true));
+  EXPECT_TRUE(keep == nn::ReshardAfterForward(true));
   EXPECT_EQ(words_of({"--keep-it", "4", "a"}), Words{"a"});
   EXPECT_TRUE(keep == four);
   EXPECT_EQ(table.to_toml(), "keep_it = 4\n");
@@ -180,10 +180,10 @@ TEST(SwitchOrNumber, IsASwitchThatMayHaveANumber) {
   load_toml_text(table, "keep_it = 4\n", "a.toml");
   EXPECT_TRUE(keep == four);
   expect_error([&] { words_of({"--keep-it=flase"}); },
-               {"--keep-it: keep_it must be true, false or an integer", "\"flase\""});
+               {"--keep-it: keep_it must be true, false or a number of ranks from 2", "\"flase\""});
   for (const char* value : {"1.5", "\"4\"", "[4]"})
     expect_error([&] { load_toml_text(table, fmt::format("keep_it = {}\n", value), "a.toml"); },
-                 {"a.toml:1: keep_it must be true, false or an integer"});
+                 {"a.toml:1: keep_it must be true, false or a number of ranks from 2"});
   EXPECT_NE(table.help().find("--keep-it [false|N]"), std::string::npos) << table.help();
 }
 
@@ -204,7 +204,7 @@ TEST(TrainConfig, FlagBeatsFileBeatsDefault) {
   EXPECT_EQ(c.steps, 50);
   EXPECT_EQ(c.batch, 6);
   EXPECT_EQ(c.save_every, 10);
-  EXPECT_TRUE(c.compile);
+  EXPECT_TRUE(c.plan.compiled);
   EXPECT_EQ(c.seed, TrainConfig{}.seed);
 }
 
@@ -221,8 +221,8 @@ TEST(TrainConfig, EveryFlagOfTheContractExists) {
 
 TEST(TrainConfig, AMeshIsNamedAxesSlowestFirst) {
   const std::string path = config_path("shakespeare-char.toml");
-  EXPECT_EQ(load({path, "--mesh", "dp=2,tp=2"}).mesh, "dp=2,tp=2");
-  EXPECT_TRUE(load({path, "--parallel.sequence", "--mesh=tp=2"}).parallel.sequence);
+  EXPECT_EQ(load({path, "--mesh", "dp=2,tp=2"}).plan.mesh, "dp=2,tp=2");
+  EXPECT_TRUE(load({path, "--parallel.sequence", "--mesh=tp=2"}).plan.tensor_parallel.sequence_parallel);
   const auto refused = [&](std::string_view mesh, std::initializer_list<std::string_view> parts) {
     expect_error([&] { load({path, "--mesh", mesh}); }, parts);
   };
@@ -243,14 +243,14 @@ TEST(TrainConfig, ADeviceIsTheCpuOrAGpuByNumber) {
   EXPECT_EQ(parse_device("cuda"), Device::cuda(0));
   EXPECT_EQ(parse_device("cuda:0"), Device::cuda(0));
   EXPECT_EQ(parse_device("cuda:13"), Device::cuda(13));
-  EXPECT_EQ(load({path, "--device", "cuda:1"}).device, "cuda:1");
+  EXPECT_EQ(load({path, "--device", "cuda:1"}).plan.device, Device::cuda(1));
   for (const char* text : {"gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "cuda:256", "CUDA", "meta", ""})
     expect_error([&] { load({path, "--device", text}); }, {"device must be", "cuda:N", text});
 }
 
 TEST(TrainConfig, TheDeviceAndThePlanOfTheLearningRateAreNoPartOfTheRecipe) {
   TrainConfig cpu, gpu, longer, faster;
-  gpu.device = "cuda:1";
+  gpu.plan.device = Device::cuda(1);
   longer.optimizer.decay_steps = 2000;
   faster.optimizer.lr = 2e-3;
   EXPECT_EQ(recipe_difference(cpu, "a", gpu, "b"), "");
@@ -262,16 +262,16 @@ TEST(TrainConfig, KeysThatOnlyRoundOtherwiseAreNamedWithBothValues) {
   const TrainConfig before;
   TrainConfig now = before;
   now.threads = 3;
-  now.units = "coarse";
-  now.recompute = "full";
-  now.compile = true;
+  now.plan.units = "coarse";
+  now.plan.recompute = "full";
+  now.plan.compiled = true;
   EXPECT_EQ(rounding_differences(before, now), "") << "the same bits";
-  now.device = "cuda:1";
-  now.mesh = "tp=2";
-  now.fully_shard = false;
-  now.strategy = "no_shard";
-  now.parallel.sequence = true;
-  now.parallel.loss = false;
+  now.plan.device = Device::cuda(1);
+  now.plan.mesh = "tp=2";
+  now.plan.fully_shard = false;
+  now.plan.strategy = "no_shard";
+  now.plan.tensor_parallel.sequence_parallel = true;
+  now.plan.tensor_parallel.loss_parallel = false;
   EXPECT_EQ(recipe_difference(before, "a", now, "b"), "");
   EXPECT_EQ(
       rounding_differences(before, now),
@@ -383,13 +383,10 @@ TEST(TrainConfig, MistakesOfFlagsAndFilesAreThoseOfUsage) {
 
 TEST(TrainConfig, TheLossIsScaledForF16OrWhenAsked) {
   const auto scaling = [](const char* param, const char* reduce, const char* scale) {
-    TrainConfig config;
-    config.param_dtype = param;
-    config.reduce_dtype = reduce;
-    config.loss_scale = scale;
-    return loss_scaler_options(config);
+    const nn::TrainingPlan plan{.param_dtype = dtype_from_name(param), .reduce_dtype = dtype_from_name(reduce)};
+    return nn::LossScale(scale).options(nn::has_f16(plan));
   };
-  EXPECT_EQ(TrainConfig().loss_scale, "auto");
+  EXPECT_EQ(TrainConfig().plan.loss_scale, "auto");
   EXPECT_FALSE(scaling("f32", "f32", "auto"));
   EXPECT_FALSE(scaling("bf16", "f32", "auto"));
   EXPECT_FALSE(scaling("f16", "f16", "none"));
@@ -409,16 +406,18 @@ TEST(TrainConfig, TheLossIsScaledForF16OrWhenAsked) {
 
 TEST(TrainConfig, ReshardingAfterForwardIsASwitchOrANumberOfRanks) {
   const std::string path = config_path("quickstart.toml");
-  const SwitchOrNumber two = std::int64_t{2};
-  EXPECT_TRUE(load({path}).reshard_after_forward == SwitchOrNumber(true));
-  EXPECT_TRUE(load({"--reshard-after-forward", path}).reshard_after_forward == SwitchOrNumber(true));
-  EXPECT_TRUE(load({path, "--reshard-after-forward", "false"}).reshard_after_forward == SwitchOrNumber(false));
+  const nn::ReshardAfterForward two = 2;
+  EXPECT_TRUE(load({path}).plan.reshard_after_forward == nn::ReshardAfterForward(true));
+  EXPECT_TRUE(load({"--reshard-after-forward", path}).plan.reshard_after_forward == nn::ReshardAfterForward(true));
+  EXPECT_TRUE(load({path, "--reshard-after-forward", "false"}).plan.reshard_after_forward ==
+              nn::ReshardAfterForward(false));
   const TrainConfig config = load({path, "--reshard-after-forward", "2"});
-  EXPECT_TRUE(config.reshard_after_forward == two);
+  EXPECT_TRUE(config.plan.reshard_after_forward == two);
   EXPECT_EQ(config_difference(config, "a", train_config_from_toml(to_toml(config), "manifest"), "b"), "");
   EXPECT_EQ(config_difference(load({path}), "a", config, "b"), "a has reshard_after_forward = true, b has 2");
   const TrainConfig old = train_config_from_toml("reshard_after_forward = false\n", "manifest");
-  EXPECT_TRUE(old.reshard_after_forward == SwitchOrNumber(false)) << "as checkpoints have it since it was a switch";
+  EXPECT_TRUE(old.plan.reshard_after_forward == nn::ReshardAfterForward(false))
+      << "as checkpoints have it since it was a switch";
 
   const auto refused = [&](const Args& flags, std::initializer_list<std::string_view> parts) {
     Args args = {path, "--reshard-after-forward"};
@@ -465,7 +464,7 @@ TEST(TrainConfig, ShakespeareIsTheRecipeOfNanoGpt) {
   EXPECT_EQ(c.vocabulary, "chars");
   EXPECT_EQ(c.steps, 2000);
   EXPECT_EQ(c.batch, 12);
-  EXPECT_EQ(c.accumulate, 1);
+  EXPECT_EQ(c.plan.micro_batches, 1);
   EXPECT_EQ(c.eval_batches, 0);
   EXPECT_EQ(c.model.style, "gpt2");
   EXPECT_EQ(c.model.layers, 4);

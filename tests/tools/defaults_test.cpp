@@ -136,7 +136,7 @@ TEST(Defaults, BytesTakeUnitsInFlagsAndFiles) {
   EXPECT_EQ(limit_of({"--memory-limit", "8GB"}), 8'000'000'000);
   EXPECT_EQ(limit_of({"--memory-limit=1.5Gi"}), 3 * (std::int64_t{1} << 29));
   EXPECT_EQ(limit_of({"--memory-limit", "123"}), 123);
-  EXPECT_EQ(load({"--data", "x", "--offload", "optimizer", "--offload-keep", "64MiB"}).offload_keep, 64 << 20);
+  EXPECT_EQ(load({"--data", "x", "--offload", "optimizer", "--offload-keep", "64MiB"}).plan.offload_keep, 64 << 20);
   const TempDir dir;
   const std::pair<const char*, std::int64_t> texts[] = {
       {"\"8GB\"", 8'000'000'000}, {"8e9", 8'000'000'000}, {"512", 512}, {"\"512\"", 512}, {"\"2KiB\"", 2048}};

@@ -166,7 +166,7 @@ TEST_F(AfterDivergence, AStepIsSkippedOnAllRanksAndCounted) {
 // Updates within backward would be made before anybody knows.
 TEST_F(AfterDivergence, AStepIsSkippedWhereStateIsOffloadedAndNothingIsClipped) {
   config_.on_nonfinite = "skip";
-  config_.offload = "optimizer";
+  config_.plan.offload = "optimizer";
   config_.optimizer.clip = 0;
   const Values expected = after({0, 1, 3, 4}, 2);
   run_ranks(2, [&](const Group& group) {
@@ -195,7 +195,7 @@ TEST_F(AfterDivergence, SavesThatARunHasLeftBehindAreNoneToGoBackTo) {
 }
 
 TEST_F(AfterDivergence, ABitThatFlipsEndsTheRunBeforeItIsSaved) {
-  config_.strategy = "no_shard";
+  config_.plan.strategy = "no_shard";
   config_.save = folder_.path();
   config_.save_every = 2;
   run_ranks(3, [&](const Group& group) {
@@ -217,7 +217,7 @@ TEST_F(AfterDivergence, ARunGoesBackToItsLastSaveAndOnWithoutTheBatch) {
     for (const bool compile : {false, true}) {
       const TempDir folder;
       config_.save = folder.path();
-      config_.compile = compile;
+      config_.plan.compiled = compile;
       const Values expected = after({0, 1, 2, 4, 5}, ranks);
       run_ranks(ranks, [&](const Group& group) {
         Trainer trainer(config_, group);

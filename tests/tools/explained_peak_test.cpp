@@ -26,8 +26,8 @@ TEST_F(ExplainedPeakTest, ThePictureIsThatOfTheAccounts) {
   for (TrainConfig config : {gpt_, llama_})
     for (const char* recompute : {"none", "full"})
       for (const bool compile : {false, true}) {
-        config.recompute = recompute;
-        config.compile = compile;
+        config.plan.recompute = recompute;
+        config.plan.compiled = compile;
         const ExplainedPeak explained = explain_peak(config, 1, 2, kTinyVocabulary);
         EXPECT_EQ(explained.peak.total, explained.predicted.bytes);
         EXPECT_EQ(describe(explained.peak.bytes), describe(explained.predicted.at_peak));
@@ -95,7 +95,7 @@ TEST_F(ExplainedPeakTest, ModulesHoldWhatTheirLayersSay) {
 
 TEST_F(ExplainedPeakTest, RecomputedBlocksSaveTheirInputOnly) {
   const auto saved_in_block = [&](const char* recompute) {
-    llama_.recompute = recompute;
+    llama_.plan.recompute = recompute;
     std::int64_t bytes = 0;
     for (const ModuleMemory& row : explain_peak(llama_, 0, 1, kTinyVocabulary).modules)
       if (row.path.starts_with("blocks.0")) bytes += row.saved;

@@ -23,7 +23,7 @@ class LongContext : public testing::ProgramTest {
   /// The least limit of a run that keeps so little.
   std::int64_t least_limit(const std::string& recompute) const {
     TrainConfig config = long_config(data_);
-    config.recompute = recompute;
+    config.plan.recompute = recompute;
     std::int64_t least = 0;
     for (int rank = 0; rank < kRanks; ++rank) least = std::max(least, predict_peak(config, rank, kRanks, 29).bytes);
     return least;

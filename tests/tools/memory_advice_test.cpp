@@ -29,8 +29,8 @@ TrainConfig drawn(const std::string& data, std::mt19937& random, int& ranks) {
   config.model.hidden = 4 * config.model.width;
   config.model.sequence = one_of(12, 24, 48);
   config.batch = one_of(8, 16, 24);
-  config.strategy = one_of("no_shard", "shard_optimizer", "shard_grad_op", "full_shard");
-  config.recompute = one_of("none", "none", "selective");
+  config.plan.strategy = one_of("no_shard", "shard_optimizer", "shard_grad_op", "full_shard");
+  config.plan.recompute = one_of("none", "none", "selective");
   config.steps = 4;
   config.eval_every = 3;
   return config;
@@ -48,7 +48,8 @@ TEST_F(MemoryAdvice, TwentyRunsThatDoNotFitSayWhereAndWhatWould) {
     config.memory_limit = most * static_cast<std::int64_t>(75 + random() % 23) / 100;
     SCOPED_TRACE(fmt::format("seed {}: {} of {} layers, width {}, batch {}, {}, recompute {}, {} ranks, limit {} of {}",
                              seed, config.model.style, config.model.layers, config.model.width, config.batch,
-                             config.strategy, config.recompute, ranks, config.memory_limit, most));
+                             config.plan.strategy.text(), config.plan.recompute.text(), ranks, config.memory_limit,
+                             most));
     expect_says_where_and_what_would(config, ranks);
   }
 }

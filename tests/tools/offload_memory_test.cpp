@@ -28,7 +28,7 @@ TEST_F(OffloadMemory, F95_AModelOfTwiceTheLimitTrainsWithinIt) {
   config.model.sequence = 8;
   config.batch = 1;
   config.steps = 4;
-  config.offload = "all:" + dir_.path();
+  config.plan.offload = "all:" + dir_.path();
   resolve(config);
   std::int64_t parameters = 0;
   predict_peak(config, 0, 1, kTinyVocabulary,

@@ -5,64 +5,61 @@
 #include <mutex>
 #include <optional>
 
+#include "nn/plan/check.h"
 #include "runtime/memory/offload_file.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/tools/tiny_run.h"
-#include "tools/train/activation_flag.h"
-#include "tools/train/offload_flag.h"
 #include "tools/train/predicted_peak.h"
-#include "tools/train/sharding.h"
 
 namespace sherd::testing {
 namespace {
 
 TEST(OffloadFlag, SaysWhatAndWhere) {
-  EXPECT_FALSE(parse_offload("none").optimizer);
-  EXPECT_TRUE(parse_offload("optimizer").optimizer);
-  EXPECT_EQ(parse_offload("optimizer").folder, "");
-  EXPECT_EQ(parse_offload("optimizer:/a/b:c").folder, "/a/b:c");
-  EXPECT_FALSE(parse_offload("parameters").optimizer);
-  EXPECT_TRUE(parse_offload("parameters").parameters);
-  EXPECT_FALSE(parse_offload("parameters").gradients);
-  const OffloadChoice all = parse_offload("all:/x");
-  EXPECT_TRUE(all.optimizer && all.parameters && all.gradients);
-  expect_error([] { parse_offload("optimiser"); }, {"none, optimizer, parameters or all", "\"optimiser\""});
-  expect_error([] { parse_offload("optimizer:"); }, {"folder after the colon is empty"});
-  expect_error([] { parse_offload("none:/a"); }, {"none needs no folder"});
+  EXPECT_FALSE(nn::Offload("none").optimizer());
+  EXPECT_TRUE(nn::Offload("optimizer").optimizer());
+  EXPECT_FALSE(nn::Offload("parameters").optimizer());
+  EXPECT_TRUE(nn::Offload("parameters").parameters());
+  EXPECT_FALSE(nn::Offload("parameters").gradients());
+  const nn::Offload all = "all:/a/b:c";
+  EXPECT_TRUE(all.optimizer() && all.parameters() && all.gradients());
+  EXPECT_EQ(all.text(), "all:/a/b:c");
+  expect_error([] { nn::Offload("optimiser"); }, {"none, optimizer, parameters or all", "\"optimiser\""});
+  expect_error([] { nn::Offload("optimizer:"); }, {"folder after the colon is empty"});
+  expect_error([] { nn::Offload("none:/a"); }, {"none needs no folder"});
 }
 
 TEST(OffloadFlag, F174_ABudgetIsSharedByStateAndShards) {
   const Device cpu = Device::cpu();
-  EXPECT_EQ(offload_options(parse_offload("optimizer:/x", 100), cpu, 0).bytes_in_memory, 100);
-  EXPECT_EQ(shard_offload(parse_offload("parameters:/x", 100), cpu, 0)->bytes_in_memory, 100);
-  EXPECT_EQ(offload_options(parse_offload("all:/x", 100), cpu, 0).bytes_in_memory, 50);
-  EXPECT_EQ(shard_offload(parse_offload("all:/x", 100), cpu, 0)->bytes_in_memory, 50);
-  expect_error([] { parse_offload("optimizer", -1); }, {"offload_keep", "-1"});
-  expect_error([] { parse_offload("none", 5); }, {"offload_keep = 5", "offload = none"});
+  EXPECT_EQ(nn::Offload("optimizer:/x").state_options(100, cpu, 0).bytes_in_memory, 100);
+  EXPECT_EQ(nn::Offload("parameters:/x").shards(100, cpu, 0)->bytes_in_memory, 100);
+  EXPECT_EQ(nn::Offload("all:/x").state_options(100, cpu, 0).bytes_in_memory, 50);
+  EXPECT_EQ(nn::Offload("all:/x").shards(100, cpu, 0)->bytes_in_memory, 50);
+  expect_error([] { nn::check_plan({.offload = "optimizer", .offload_keep = -1}); }, {"offload_keep", "-1"});
+  expect_error([] { nn::check_plan({.offload_keep = 5}); }, {"offload_keep = 5", "offload = none"});
 }
 
 TEST(OffloadFlag, AFileForTheHostNoneForADeviceAndAnEighthOfALimit) {
-  const OffloadChoice choice = parse_offload("optimizer:/x");
-  EXPECT_EQ(offload_options(choice, Device::cpu(), 0).folder, "/x");
-  EXPECT_EQ(offload_options(choice, Device::cpu(), 8 << 20).bytes_in_flight, 1 << 20);
-  EXPECT_EQ(offload_options(choice, Device::cpu(), 1).bytes_in_flight, 4096);
-  EXPECT_FALSE(offload_options(parse_offload("optimizer"), Device::cpu(), 0).folder.empty());
-  EXPECT_TRUE(offload_options(parse_offload("optimizer"), Device{Device::Kind::cuda, 0}, 0).folder.empty());
+  const nn::Offload choice = "optimizer:/x", anywhere = "optimizer";
+  EXPECT_EQ(choice.state_options(0, Device::cpu(), 0).folder, "/x");
+  EXPECT_EQ(choice.state_options(0, Device::cpu(), 8 << 20).bytes_in_flight, 1 << 20);
+  EXPECT_EQ(choice.state_options(0, Device::cpu(), 1).bytes_in_flight, 4096);
+  EXPECT_FALSE(anywhere.state_options(0, Device::cpu(), 0).folder.empty());
+  EXPECT_TRUE(anywhere.state_options(0, Device::cuda(0), 0).folder.empty());
 }
 
 TEST(OffloadFlag, SaysWhetherActivationsLeaveAndForWhere) {
-  EXPECT_FALSE(parse_offload_activations("none").of_blocks);
-  EXPECT_TRUE(parse_offload_activations("blocks").of_blocks);
-  EXPECT_EQ(parse_offload_activations("blocks:/a/b:c").folder, "/a/b:c");
-  expect_error([] { parse_offload_activations("all"); }, {"none, blocks or blocks:DIR", "\"all\""});
-  expect_error([] { parse_offload_activations("blocks:"); }, {"folder after the colon is empty"});
-  expect_error([] { parse_offload_activations("none:/a"); }, {"none needs no folder"});
-  const ActivationChoice choice = parse_offload_activations("blocks");
-  EXPECT_FALSE(activation_options(choice, Device::cpu(), 0).folder.empty());
-  EXPECT_TRUE(activation_options(choice, Device::cuda(0), 0).folder.empty());
-  EXPECT_EQ(activation_options(choice, Device::cpu(), 8 << 20).bytes_in_flight, 1 << 20);
-  EXPECT_EQ(activation_options(choice, Device::cpu(), 1).bytes_in_flight, 8192);
+  EXPECT_FALSE(nn::OffloadActivations("none").any());
+  const nn::OffloadActivations choice = "blocks";
+  EXPECT_TRUE(choice.any());
+  EXPECT_EQ(nn::OffloadActivations("blocks:/a/b:c").options(Device::cpu(), 0).folder, "/a/b:c");
+  expect_error([] { nn::OffloadActivations("all"); }, {"none, blocks or blocks:DIR", "\"all\""});
+  expect_error([] { nn::OffloadActivations("blocks:"); }, {"folder after the colon is empty"});
+  expect_error([] { nn::OffloadActivations("none:/a"); }, {"none needs no folder"});
+  EXPECT_FALSE(choice.options(Device::cpu(), 0).folder.empty());
+  EXPECT_TRUE(choice.options(Device::cuda(0), 0).folder.empty());
+  EXPECT_EQ(choice.options(Device::cpu(), 8 << 20).bytes_in_flight, 1 << 20);
+  EXPECT_EQ(choice.options(Device::cpu(), 1).bytes_in_flight, 8192);
 }
 
 class OffloadRuns : public ::testing::Test {
@@ -73,9 +70,9 @@ class OffloadRuns : public ::testing::Test {
 
 TEST_F(OffloadRuns, F174_GiveTheBitsOfNoneWhateverStays) {
   const TinyRun held = train_tiny(config_, 2);
-  config_.offload = "all:" + dir_.path();
+  config_.plan.offload = "all:" + dir_.path();
   for (const std::int64_t kept : {10'000, 40'000, 1'000'000}) {
-    config_.offload_keep = kept;
+    config_.plan.offload_keep = kept;
     const TinyRun offloaded = train_tiny(config_, 2);
     EXPECT_EQ(offloaded.losses, held.losses) << kept;
     EXPECT_EQ(offloaded.final, held.final) << kept;
@@ -86,12 +83,12 @@ TEST_F(OffloadRuns, F95_GiveTheBitsOfNone) {
   for (const int ranks : {1, 2})
     for (const bool compile : {false, true})
       for (const double clip : {0.0, 0.5}) {
-        config_.compile = compile;
+        config_.plan.compiled = compile;
         config_.optimizer.clip = clip;
-        config_.offload = "none";
+        config_.plan.offload = "none";
         const TinyRun held = train_tiny(config_, ranks);
         for (const std::string what : {"optimizer:", "parameters:", "all:"}) {
-          config_.offload = what + dir_.path();
+          config_.plan.offload = what + dir_.path();
           const TinyRun offloaded = train_tiny(config_, ranks);
           SCOPED_TRACE(fmt::format("{} {} ranks, compile {}, clip {}", what, ranks, compile, clip));
           EXPECT_EQ(offloaded.losses, held.losses);
@@ -104,12 +101,11 @@ TEST_F(OffloadRuns, F95_GiveTheBitsOfNone) {
 // With tensor parallelism, a loss scale, recomputed blocks, and micro-batches that add up.
 TEST_F(OffloadRuns, GiveTheBitsOfNoneBesideOtherSettings) {
   const auto expect_same = [&](TrainConfig config, int ranks) {
-    SCOPED_TRACE(fmt::format("{} ranks, mesh {}, {}, recompute {}, accumulate {}", ranks, config.mesh,
-                             config.param_dtype, config.recompute, config.accumulate));
-    config.offload = "none";
+    SCOPED_TRACE(fmt::format("{} ranks, {}", ranks, print(config.plan)));
+    config.plan.offload = "none";
     const TinyRun held = train_tiny(config, ranks);
     for (const std::string what : {"parameters:", "all:"}) {
-      config.offload = what + dir_.path();
+      config.plan.offload = what + dir_.path();
       const TinyRun offloaded = train_tiny(config, ranks);
       EXPECT_EQ(offloaded.losses, held.losses) << what;
       EXPECT_EQ(offloaded.norms, held.norms) << what;
@@ -118,18 +114,18 @@ TEST_F(OffloadRuns, GiveTheBitsOfNoneBesideOtherSettings) {
   };
   for (const bool compile : {false, true}) {
     TrainConfig config = config_;
-    config.compile = compile;
-    config.mesh = "dp=2,tp=2";
+    config.plan.compiled = compile;
+    config.plan.mesh = "dp=2,tp=2";
     expect_same(config, 4);
-    config.mesh = "";
-    config.param_dtype = "f16";
+    config.plan.mesh = "";
+    config.plan.param_dtype = DType::f16;
     expect_same(config, 2);
-    config.param_dtype = "f32";
-    config.recompute = "full";
+    config.plan.param_dtype = DType::f32;
+    config.plan.recompute = "full";
     expect_same(config, 1);
     expect_same(config, 2);
-    config.accumulate = 2;
-    config.accumulate_shards = true;
+    config.plan.micro_batches = 2;
+    config.plan.accumulate_shards = true;
     expect_same(config, 2);
   }
 }
@@ -143,11 +139,11 @@ TEST_F(OffloadRuns, ResumeWithItOrWithoutBitForBit) {
     config.save_every = 3;
     config.steps = 3;
     config.optimizer.decay_steps = config_.optimizer.decay_steps;
-    config.offload = first ? "optimizer:" + dir_.path() : "none";
+    config.plan.offload = first ? "optimizer:" + dir_.path() : "none";
     train_tiny(config, 2);
     config.resume = config.save;
     config.steps = 6;
-    config.offload = first ? "none" : "optimizer:" + dir_.path();
+    config.plan.offload = first ? "none" : "optimizer:" + dir_.path();
     const TinyRun rest = train_tiny(config, 2);
     EXPECT_EQ(rest.final, whole.final) << "offloaded first " << first;
   }
@@ -166,7 +162,7 @@ TEST_F(OffloadRuns, TrainWithinALimitThatTheStateInMemoryExceeds) {
   const TinyRun free = train_tiny(config_, 1, [&](Trainer& t) { parameters = t.model().num_parameters(); });
   config_.memory_limit = 12 * parameters;
   expect_error([&] { train_tiny(config_, 1); }, {"optimizer"});
-  config_.offload = "optimizer:" + dir_.path();
+  config_.plan.offload = "optimizer:" + dir_.path();
   EXPECT_EQ(train_tiny(config_, 1).losses, free.losses);
 }
 
@@ -177,13 +173,14 @@ TEST_F(OffloadRuns, ActivationsLeaveAndTheBitsStay) {
     for (const bool compile : {false, true})
       for (const char* recompute : {"none", "selective", "full"}) {
         SCOPED_TRACE(fmt::format("{} ranks, compile {}, recompute {}", ranks, compile, recompute));
-        config_.compile = compile;
-        config_.recompute = recompute;
-        config_.offload_activations = config_.offload = "none";
+        config_.plan.compiled = compile;
+        config_.plan.recompute = recompute;
+        config_.plan.offload_activations = "none";
+        config_.plan.offload = "none";
         config_.memory_limit = 0;
         const TinyRun held = train_tiny(config_, ranks);
-        config_.offload_activations = "blocks:" + dir_.path();
-        config_.offload = compile ? "none" : "optimizer:" + dir_.path();
+        config_.plan.offload_activations = "blocks:" + dir_.path();
+        config_.plan.offload = compile ? "none" : "optimizer:" + dir_.path();
         config_.memory_limit = 2'000'000;  // an eighth is in flight
         const TinyRun offloaded = train_tiny(config_, ranks);
         EXPECT_EQ(offloaded.losses, held.losses);
@@ -198,7 +195,7 @@ TEST_F(OffloadRuns, ALimitThatActivationsInMemoryExceed) {
   config_.model.sequence = 64;
   config_.batch = 12;
   config_.steps = 3;
-  config_.recompute = "full";
+  config_.plan.recompute = "full";
   resolve(config_);
   const TinyRun free = train_tiny(config_, 1);
   config_.memory_limit = 0;
@@ -206,12 +203,12 @@ TEST_F(OffloadRuns, ALimitThatActivationsInMemoryExceed) {
   const std::int64_t all = predict_peak(config_, 0, 1, kTinyVocabulary).bytes;
   config_.memory_limit = all - 2 * block;
   expect_error([&] { train_tiny(config_, 1); }, {"activations"});
-  config_.offload_activations = "blocks:" + dir_.path();
+  config_.plan.offload_activations = "blocks:" + dir_.path();
   EXPECT_EQ(train_tiny(config_, 1).losses, free.losses);
 }
 
 TEST_F(OffloadRuns, AFolderForActivationsThatIsMissingIsRefusedOnEveryRank) {
-  config_.offload_activations = "blocks:" + (dir_ / "missing");
+  config_.plan.offload_activations = "blocks:" + (dir_ / "missing");
   run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
     expect_error([&] { Trainer trainer(config_, group); }, {"is not a folder", "missing"});
   });
@@ -221,9 +218,9 @@ TEST_F(OffloadRuns, AFolderThatIsMissingOrTakesNoFilesIsRefusedOnEveryRank) {
   for (const std::string what : {"optimizer:", "parameters:", "all:"})
     run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
       TrainConfig config = config_;
-      config.offload = what + (dir_ / "missing");
+      config.plan.offload = what + (dir_ / "missing");
       expect_error([&] { Trainer trainer(config, group); }, {"is not a folder", "missing"});
-      config.offload = what + "/proc/self";
+      config.plan.offload = what + "/proc/self";
       expect_error([&] { Trainer trainer(config, group); }, {"cannot make a file in the folder \"/proc/self\""});
     });
 }
@@ -233,7 +230,7 @@ TEST_F(OffloadRuns, AFullDiskIsRefusedBeforeTheFirstStep) {
   config_.model.width = 128;
   config_.model.layers = 4;
   resolve(config_);
-  config_.offload = "all:" + dir_.path();
+  config_.plan.offload = "all:" + dir_.path();
   const FileSizeLimit limit(1 << 20);
   run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
     expect_error([&] { Trainer trainer(config_, group); }, {"has no room for", "that are offloaded", dir_.path()});
@@ -241,12 +238,12 @@ TEST_F(OffloadRuns, AFullDiskIsRefusedBeforeTheFirstStep) {
 }
 
 TEST_F(OffloadRuns, GoOnWhenTheFolderVanishes) {
-  config_.offload = "none";
+  config_.plan.offload = "none";
   const TinyRun held = train_tiny(config_, 1);
   const TempDir other;
   const std::string folder = other / "scratch";
   std::filesystem::create_directory(folder);
-  config_.offload = "all:" + folder;
+  config_.plan.offload = "all:" + folder;
   const TinyRun run = train_tiny(config_, 1, [&](Trainer&) { std::filesystem::remove_all(folder); });
   EXPECT_EQ(run.losses, held.losses);
   EXPECT_EQ(run.final, held.final);
@@ -257,9 +254,9 @@ TEST_F(OffloadRuns, GiveTheBitsOfNoneOnASlowDisk) {
   config_.steps = 3;
   for (const double clip : {1.0, 0.0}) {
     config_.optimizer.clip = clip;
-    config_.offload = "none";
+    config_.plan.offload = "none";
     const TinyRun expected = train_tiny(config_, 2);
-    config_.offload = "all:" + dir_.path();
+    config_.plan.offload = "all:" + dir_.path();
     const TinyRun run = train_tiny(config_, 2, [&](Trainer& trainer) {
       const nn::Parameter& p = *trainer.model().parameters()[0];
       OffloadFile::of(p.sharded_value().local().storage()->address())->set_rate(2e6);
@@ -272,7 +269,7 @@ TEST_F(OffloadRuns, GiveTheBitsOfNoneOnASlowDisk) {
 // A disk that fails: the run ends by an error that names the folder, on every rank, and what was saved is whole.
 TEST_F(OffloadRuns, ADiskThatFailsEndsTheRunByAnError) {
   config_.steps = 20;
-  config_.offload = "all:" + dir_.path();
+  config_.plan.offload = "all:" + dir_.path();
   config_.save = dir_ / "saves";
   config_.save_every = 1;
   std::mutex mutex;
@@ -299,20 +296,21 @@ TEST_F(OffloadRuns, ADiskThatFailsEndsTheRunByAnError) {
   const TinyRun resumed = train_tiny(config_, 2);
   config_.resume = config_.save = "";
   config_.save_every = 0;
-  config_.offload = "none";
+  config_.plan.offload = "none";
   EXPECT_EQ(train_tiny(config_, 2).final, resumed.final);
 }
 
 TEST_F(OffloadRuns, WhatDoesNotGoWithItIsNamed) {
-  config_.offload = "all";
-  config_.fully_shard = false;
-  expect_error([&] { check_sharding(config_); }, {"offload = all", "leave fully_shard on"});
-  config_.fully_shard = true;
-  config_.strategy = "hybrid_shard_state";
-  expect_error([&] { check_sharding(config_); }, {"offload = all with strategy = hybrid_shard_state", "hybrid_shard"});
-  config_.strategy = "full_shard";
-  config_.gather = "int8";
-  expect_error([&] { check_sharding(config_); }, {"offload = all with gather = int8", "leave one of them out"});
+  config_.plan.offload = "all";
+  config_.plan.fully_shard = false;
+  expect_error([&] { nn::check_plan(config_.plan); }, {"offload = all", "leave fully_shard on"});
+  config_.plan.fully_shard = true;
+  config_.plan.strategy = "hybrid_shard_state";
+  expect_error([&] { nn::check_plan(config_.plan); },
+               {"offload = all with strategy = hybrid_shard_state", "hybrid_shard"});
+  config_.plan.strategy = "full_shard";
+  config_.plan.gather = "int8";
+  expect_error([&] { nn::check_plan(config_.plan); }, {"offload = all with gather = int8", "leave one of them out"});
 }
 
 }  // namespace

@@ -61,13 +61,13 @@ inline std::pair<Tensor, Tensor> rows_of(const TokenData& data, const TrainConfi
 /// The largest difference of losses, as a share of the loss.
 inline double difference_from_one_rank(TrainConfig config, const std::vector<StepOfRun>& steps, int data_ranks,
                                        int num_replicas) {
-  check(config.accumulate == 1, "one rank takes all rows of a step at once: accumulate must be 1");
+  check(config.plan.micro_batches == 1, "one rank takes all rows of a step at once: accumulate must be 1");
   const TokenData data = TokenData::open(config.data, vocabulary_kind_from_name(config.vocabulary));
   const std::shared_ptr<ProcessGroup> group = make_single_group();
-  config.strategy = "full_shard";
-  config.mesh.clear();
-  config.compile = false;
-  TrainStep one(config, JobMesh("", group), Device::cpu(), data.vocabulary().size());
+  config.plan.strategy = "full_shard";
+  config.plan.mesh = {};
+  config.plan.compiled = false;
+  TrainStep one(config, nn::JobMesh("", group), data.vocabulary().size());
   double most = 0;
   for (const StepOfRun& step : steps) {
     one.set_step(step.step - 1);

@@ -48,9 +48,7 @@ struct Place {
 };
 
 /// Allocator of the device that the run trains on.
-inline Allocator& memory_of(const TrainConfig& config) {
-  return RankContext::current().allocator(parse_device(config.device));
-}
+inline Allocator& memory_of(const TrainConfig& config) { return RankContext::current().allocator(config.plan.device); }
 
 inline std::vector<Place> places_over(TrainConfig config, int ranks) {
   const std::int64_t limit = std::exchange(config.memory_limit, 0);

@@ -24,16 +24,14 @@ class PredictedPeakTest : public ::testing::Test {
 };
 
 std::string text_of(const TrainConfig& c, int ranks) {
-  return fmt::format("{} on {} ranks, mesh \"{}\", {}, units {}, recompute {}, accumulate {}, prefetch {}, {}, {}",
-                     c.model.style, ranks, c.mesh, c.fully_shard ? c.strategy : "not sharded", c.units, c.recompute,
-                     c.accumulate, c.prefetch, c.param_dtype, c.compile ? "captured" : "eager");
+  return fmt::format("{} on {} ranks, {}", c.model.style, ranks, print(c.plan));
 }
 
 /// What any step of the run has held at most, by category, of which one comes after an evaluation; and what was held
 /// after the second.
 void expect_as_predicted(TrainConfig config, int ranks) {
   SCOPED_TRACE(text_of(config, ranks));
-  config.steps = config.compile ? 5 : 4;
+  config.steps = config.plan.compiled ? 5 : 4;
   config.eval_every = config.steps - 1;
   run_ranks(ranks, [&](const Group& group) {
     const int rank = group->rank();
@@ -54,7 +52,7 @@ void expect_as_predicted(TrainConfig config, int ranks) {
 /// The run works with what was predicted as its limit, and not with a byte less.
 void expect_least_limit(TrainConfig config, int ranks) {
   SCOPED_TRACE(text_of(config, ranks));
-  config.steps = config.compile ? 5 : 4;
+  config.steps = config.plan.compiled ? 5 : 4;
   config.eval_every = config.steps - 1;
   std::int64_t least = 0;
   for (int rank = 0; rank < ranks; ++rank)
@@ -74,60 +72,60 @@ void expect_least_limit(TrainConfig config, int ranks) {
 TEST_F(PredictedPeakTest, IsThatOfARunUnderEveryStrategy) {
   for (TrainConfig config : {gpt_, llama_})
     for (const std::string_view strategy : nn::strategy_names()) {
-      config.strategy = strategy;
-      config.mesh = nn::strategy(strategy).needs_replicas ? "replicate=2,dp=2" : "";
-      expect_as_predicted(config, config.mesh.empty() ? 3 : 4);
+      config.plan.strategy = strategy;
+      config.plan.mesh = nn::strategy(strategy).needs_replicas ? "replicate=2,dp=2" : "";
+      expect_as_predicted(config, config.plan.mesh.is_open() ? 3 : 4);
     }
 }
 
 TEST_F(PredictedPeakTest, IsThatOfARunWithEveryOtherLever) {
   for (const char* recompute : {"selective", "full"}) {
-    llama_.recompute = recompute;
+    llama_.plan.recompute = recompute;
     expect_as_predicted(llama_, 2);
   }
-  llama_.recompute = "none";
+  llama_.plan.recompute = "none";
   for (const char* units : {"fine", "coarse"}) {
-    llama_.units = units;
+    llama_.plan.units = units;
     expect_as_predicted(llama_, 2);
   }
-  llama_.units = "block";
-  llama_.prefetch = false;
+  llama_.plan.units = "block";
+  llama_.plan.prefetch = false;
   expect_as_predicted(llama_, 2);
-  llama_.prefetch = true;
+  llama_.plan.prefetch = true;
   for (const char* what : {"optimizer", "parameters", "all"}) {
-    llama_.offload = what;
+    llama_.plan.offload = what;
     for (const int ranks : {1, 2}) expect_as_predicted(llama_, ranks);
-    llama_.compile = true;
+    llama_.plan.compiled = true;
     expect_as_predicted(llama_, 2);
-    llama_.compile = false;
+    llama_.plan.compiled = false;
     llama_.optimizer.clip = 0;  // updates are made within backward
     expect_as_predicted(llama_, 2);
     llama_.optimizer.clip = gpt_.optimizer.clip;
   }
-  llama_.offload = "none";
+  llama_.plan.offload = "none";
   llama_.save = dir_ / "saves";
   llama_.save_async = llama_.overwrite = true;
   expect_as_predicted(llama_, 2);
   llama_.save.clear();
   llama_.save_async = llama_.overwrite = false;
-  llama_.offload_activations = "blocks";
+  llama_.plan.offload_activations = "blocks";
   llama_.model.layers = 5;
   for (const char* recompute : {"none", "full"})
     for (const bool compile : {false, true}) {
-      llama_.recompute = recompute;
-      llama_.compile = compile;
+      llama_.plan.recompute = recompute;
+      llama_.plan.compiled = compile;
       llama_.memory_limit = 300'000;  // an eighth is in flight, a third of what blocks save
       expect_as_predicted(llama_, 2);
     }
   llama_ = tiny_llama(data_);
-  llama_.accumulate = 2;
+  llama_.plan.micro_batches = 2;
   for (const bool shards : {false, true}) {
-    llama_.accumulate_shards = shards;
+    llama_.plan.accumulate_shards = shards;
     expect_as_predicted(llama_, 2);
   }
-  llama_.param_dtype = "bf16";
+  llama_.plan.param_dtype = DType::bf16;
   expect_as_predicted(llama_, 2);
-  llama_.param_dtype = "f16";  // the loss is scaled
+  llama_.plan.param_dtype = DType::f16;  // the loss is scaled
   expect_as_predicted(llama_, 2);
 }
 
@@ -135,19 +133,19 @@ TEST_F(PredictedPeakTest, IsThatOfARunOnAnyMesh) {
   for (TrainConfig config : {gpt_, llama_}) {
     config.model.kv_heads = 2;
     expect_as_predicted(config, 1);
-    config.fully_shard = false;
+    config.plan.fully_shard = false;
     expect_as_predicted(config, 1);
-    config.fully_shard = true;
-    config.mesh = "dp=2,tp=2";
+    config.plan.fully_shard = true;
+    config.plan.mesh = "dp=2,tp=2";
     expect_as_predicted(config, 4);
-    config.parallel.sequence = true;
+    config.plan.tensor_parallel.sequence_parallel = true;
     expect_as_predicted(config, 4);
   }
 }
 
 TEST_F(PredictedPeakTest, IsThatOfACapturedRun) {
   for (TrainConfig config : {gpt_, llama_}) {
-    config.compile = true;
+    config.plan.compiled = true;
     for (const int ranks : {1, 2}) expect_as_predicted(config, ranks);
   }
 }
@@ -155,7 +153,7 @@ TEST_F(PredictedPeakTest, IsThatOfACapturedRun) {
 // Pieces are smaller under a lower limit, so the least is looked for.
 TEST_F(PredictedPeakTest, IsTheLeastLimitOfARunThatIsOffloaded) {
   for (TrainConfig config : {gpt_, llama_}) {
-    config.offload = "all";
+    config.plan.offload = "all";
     config.steps = 4;
     config.eval_every = 3;
     const auto fits = [&](std::int64_t limit) {
@@ -180,12 +178,12 @@ TEST_F(PredictedPeakTest, IsTheLeastLimitOfARunThatIsOffloaded) {
 TEST_F(PredictedPeakTest, IsTheLeastLimit) {
   expect_least_limit(gpt_, 1);
   expect_least_limit(llama_, 2);
-  llama_.compile = true;
+  llama_.plan.compiled = true;
   expect_least_limit(llama_, 2);
-  llama_.compile = false;
-  llama_.recompute = "full";
+  llama_.plan.compiled = false;
+  llama_.plan.recompute = "full";
   llama_.batch = 48;  // of which an evaluation takes no more at once than a step
-  llama_.accumulate = 24;
+  llama_.plan.micro_batches = 24;
   llama_.model.layers = 1;
   expect_least_limit(llama_, 2);
   EXPECT_EQ(predict_peak(llama_, 0, 2, kTinyVocabulary).when, "step 2");
@@ -205,7 +203,7 @@ TEST_F(PredictedPeakTest, LeavesTheRankThatAsksAsItWas) {
 TEST_F(PredictedPeakTest, BadInput) {
   expect_error([&] { predict_peak(llama_, 2, 2, kTinyVocabulary); }, {"rank 2 of a ghost group of 2"});
   expect_error([&] { predict_peak(llama_, 0, 5, kTinyVocabulary); }, {"batch = 12", "5 ranks", "multiple of 5"});
-  llama_.mesh = "dp=3";
+  llama_.plan.mesh = "dp=3";
   expect_error([&] { predict_peak(llama_, 0, 2, kTinyVocabulary); }, {"dp=3", "this run has 2"});
 }
 

@@ -175,7 +175,7 @@ TEST_F(Restart, FlagsThatDoNotFitAreWrongUsage) {
 TrainConfig config_of(std::int64_t batch, const std::string& mesh) {
   TrainConfig config;
   config.batch = batch;
-  config.mesh = mesh;
+  config.plan.mesh = mesh;
   return config;
 }
 
@@ -185,7 +185,7 @@ TEST(RanksThatFit, TheLargestMeshOfTheSameAxesThatDividesTheBatch) {
     rank.world_size = left;
     rank.full_world_size = full;
     const RanksThatFit result = ranks_that_fit(config_of(batch, mesh), rank);
-    return fmt::format("{} {}", result.ranks, result.mesh);
+    return fmt::format("{} {}", result.ranks, result.mesh.text());
   };
   EXPECT_EQ(fit(12, "", 4, 4), "4 ");
   EXPECT_EQ(fit(12, "", 4, 3), "3 ");
@@ -204,7 +204,7 @@ TEST(RanksThatFit, ShardsThatReshardToKRanksStayAMultipleOfK) {
   rank.full_world_size = 8;
   TrainConfig config = config_of(24, "");
   EXPECT_EQ(ranks_that_fit(config, rank).ranks, 6);
-  config.reshard_after_forward = std::int64_t{4};
+  config.plan.reshard_after_forward = 4;
   EXPECT_EQ(ranks_that_fit(config, rank).ranks, 4);
   rank.world_size = 3;
   expect_error([&] { ranks_that_fit(config, rank); }, {"at most 3 ranks", "reshard_after_forward"});

@@ -33,8 +33,8 @@ constexpr Layout kLayouts[] = {{"", "full_shard", 1},
                                {"dp=2,tp=2", "full_shard", 4}};
 
 TrainConfig in_layout(TrainConfig config, const Layout& layout) {
-  config.mesh = layout.mesh;
-  config.strategy = layout.strategy;
+  config.plan.mesh = layout.mesh;
+  config.plan.strategy = layout.strategy;
   return config;
 }
 
@@ -114,7 +114,7 @@ TEST_F(ResumeElsewhere, F160_LossesInF32AreThoseOfTheRunThatGoesOn) {
 // In bf16 layouts differ by much more than their sums do; a resume adds nothing to that.
 TEST_F(ResumeElsewhere, F160_LossesInBf16DifferAsThoseOfTwoRunsDo) {
   TrainConfig config = llama();
-  config.param_dtype = "bf16";
+  config.plan.param_dtype = DType::bf16;
   std::map<std::string, TinyRun> runs;
   std::map<std::string, TempDir> folders;
   double most = 0;

@@ -85,7 +85,7 @@ class RunTimesOfRuns : public ::testing::Test {
 // are no steps.
 TEST_F(RunTimesOfRuns, UnitsAreCountedAsTheyCommunicate) {
   for (const bool compile : {false, true}) {
-    config_.compile = compile;
+    config_.plan.compiled = compile;
     config_.steps = 9;
     config_.eval_every = 4;
     std::mutex mutex;

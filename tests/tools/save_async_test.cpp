@@ -64,7 +64,7 @@ TEST_F(SaveAsync, SavesAreThoseOfARunThatWaits) {
   int variant = 0;
   for (const int ranks : {1, 2, 3})
     for (const bool compile : {false, true}) {
-      config_.compile = compile;
+      config_.plan.compiled = compile;
       const std::string waited = dir_ / fmt::format("waited-{}", ++variant),
                         beside = dir_ / fmt::format("b-{}", variant);
       const TinyRun first = train_tiny(saving_to(waited, false), ranks);
@@ -79,7 +79,7 @@ TEST_F(SaveAsync, SavesAreThoseOfARunThatWaits) {
 }
 
 TEST_F(SaveAsync, OffloadedStateIsSavedToo) {
-  config_.offload = "optimizer:" + dir_.path();
+  config_.plan.offload = "optimizer:" + dir_.path();
   const std::string waited = dir_ / "waited", beside = dir_ / "beside";
   for (const double clip : {1.0, 0.0}) {
     config_.optimizer.clip = clip;

@@ -4,7 +4,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/tools/program_here.h"
 #include "tests/tools/program_test.h"
-#include "tools/train/job_mesh.h"
+#include "tools/train/links.h"
 
 namespace sherd::testing {
 namespace {
@@ -27,15 +27,15 @@ Taken take(TrainConfig config, int ranks, const std::vector<std::string>& given 
 
 TrainConfig on_mesh(const char* mesh, const char* strategy = "full_shard") {
   TrainConfig config;
-  config.mesh = mesh;
-  config.strategy = strategy;
+  config.plan.mesh = mesh;
+  config.plan.strategy = strategy;
   return config;
 }
 
 TEST(SavedMesh, ThatFitsStays) {
   for (const auto& [mesh, ranks] : {std::pair("", 3), {"dp=2,tp=2", 4}, {"tp=2", 2}, {"replicate=2,dp=3", 6}}) {
     const Taken taken = take(on_mesh(mesh), ranks);
-    EXPECT_EQ(taken.config.mesh, mesh);
+    EXPECT_EQ(taken.config.plan.mesh, mesh);
     EXPECT_EQ(taken.text, "");
   }
 }
@@ -43,7 +43,7 @@ TEST(SavedMesh, ThatFitsStays) {
 TEST(SavedMesh, ThatDoesNotFitGivesWayToDpOverTheRanksThereAre) {
   for (const char* mesh : {"dp=2", "dp=2,tp=2", "tp=4"}) {
     const Taken taken = take(on_mesh(mesh), 1);
-    EXPECT_EQ(taken.config.mesh, "");
+    EXPECT_EQ(taken.config.plan.mesh, "");
     expect_within(taken.text, {"resume from saves on 1 rank:", mesh, "takes dp=1"});
   }
   expect_within(take(on_mesh("dp=2,tp=2"), 3).text, {"on 3 ranks", "is for 4 ranks", "takes dp=3; pass --mesh"});
@@ -56,8 +56,8 @@ TEST(SavedMesh, WhatNeedsReplicasGoesWithThem) {
                                                             {"shard_optimizer", "shard_optimizer"},
                                                             {"no_shard", "no_shard"}};
   for (const auto& [saved, taken] : strategies)
-    EXPECT_EQ(take(on_mesh("replicate=2,dp=2", saved), 3).config.strategy, taken) << saved;
-  EXPECT_EQ(take(on_mesh("replicate=2,dp=2", "hybrid_shard"), 3, {"strategy"}).config.strategy, "hybrid_shard");
+    EXPECT_EQ(take(on_mesh("replicate=2,dp=2", saved), 3).config.plan.strategy, taken) << saved;
+  EXPECT_EQ(take(on_mesh("replicate=2,dp=2", "hybrid_shard"), 3, {"strategy"}).config.plan.strategy, "hybrid_shard");
   TrainConfig config = on_mesh("replicate=2,dp=2", "hybrid_shard");
   config.link = "dp=2e9,0;replicate=2e8,0";
   const Taken taken = take(config, 3);
@@ -69,20 +69,20 @@ TEST(SavedMesh, WhatNeedsReplicasGoesWithThem) {
 
 TEST(SavedMesh, ANumberToReshardToDividesTheRanksOrGoes) {
   TrainConfig config;
-  config.reshard_after_forward = std::int64_t{2};
-  EXPECT_TRUE(take(config, 4).config.reshard_after_forward == SwitchOrNumber(std::int64_t{2}));
+  config.plan.reshard_after_forward = 2;
+  EXPECT_TRUE(take(config, 4).config.plan.reshard_after_forward == nn::ReshardAfterForward(2));
   const Taken taken = take(config, 3);
-  EXPECT_TRUE(taken.config.reshard_after_forward == SwitchOrNumber(true));
+  EXPECT_TRUE(taken.config.plan.reshard_after_forward == nn::ReshardAfterForward(true));
   expect_within(taken.text, {"reshard_after_forward 2", "takes true"});
-  EXPECT_TRUE(take(config, 3, {"reshard_after_forward"}).config.reshard_after_forward ==
-              SwitchOrNumber(std::int64_t{2}));
+  EXPECT_TRUE(take(config, 3, {"reshard_after_forward"}).config.plan.reshard_after_forward ==
+              nn::ReshardAfterForward(2));
 }
 
 TEST(SavedMesh, ThatIsGivenStaysAndIsRefusedWithTheWaysOut) {
   const Taken taken = take(on_mesh("dp=2"), 1, {"mesh"});
-  EXPECT_EQ(taken.config.mesh, "dp=2");
+  EXPECT_EQ(taken.config.plan.mesh, "dp=2");
   EXPECT_EQ(taken.text, "");
-  expect_error([] { mesh_of("dp=2", 1); }, {"for 2 ranks, this run has 1", "sherd run -n 2", "--mesh \"\""});
+  expect_error([] { nn::MeshAxes("dp=2").of(1); }, {"for 2 ranks, this run has 1", "sherd run -n 2", "--mesh \"\""});
 }
 
 TEST(SavedMesh, ABatchThatDoesNotDivideNamesRanksThatDo) {
@@ -93,7 +93,7 @@ TEST(SavedMesh, ABatchThatDoesNotDivideNamesRanksThatDo) {
   expect_error([&] { local_batch(config, 5); }, {"batch = 12", "5 ranks", "go on with 4 ranks", "--mesh dp=1,tp=5"});
   config.model.kv_heads = 8;
   expect_error([&] { local_batch(config, 5); }, {"keeps the batch; go on with 4 ranks"});
-  config.accumulate = 3;
+  config.plan.micro_batches = 3;
   expect_error([&] { local_batch(config, 3); }, {"3 ranks x 3 micro-batches", "go on with 2 ranks"});
   config.resume.clear();
   expect_error([&] { local_batch(config, 3); }, {"batch = 12", "a multiple of 9"});
@@ -105,7 +105,7 @@ class SavedMeshProgram : public ProgramTest {
  protected:
   void SetUp() override {
     TrainConfig config = tiny_config(data_);
-    config.mesh = "dp=2,tp=2";
+    config.plan.mesh = "dp=2,tp=2";
     config.steps = 2;
     config.save = save_;
     train_tiny(config, 4);

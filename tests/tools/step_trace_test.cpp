@@ -65,7 +65,7 @@ class StepTraceTest : public ProgramTest {
 
 TEST_F(StepTraceTest, HoldsTheChosenStepsOfEveryRank) {
   for (const bool compile : {false, true}) {
-    config_.compile = compile;
+    config_.plan.compiled = compile;
     for (const int ranks : {1, 2, 3}) {
       SCOPED_TRACE(std::to_string(ranks) + (compile ? " ranks, compiled" : " ranks"));
       const ReadTrace read = trace_of(ranks);
@@ -100,9 +100,9 @@ TEST_F(StepTraceTest, AReplayedStepHasTheOpsOfTheEagerOne) {
     return ops;
   };
   for (const int ranks : {1, 2}) {
-    config_.compile = false;
+    config_.plan.compiled = false;
     const auto eager = ops_of(trace_of(ranks));
-    config_.compile = true;
+    config_.plan.compiled = true;
     const auto replayed = ops_of(trace_of(ranks));
     EXPECT_GT(eager.size(), 100u);
     std::vector<std::string> differing;
@@ -176,7 +176,7 @@ TEST_F(StepTraceTest, SteadyStepsTakeNothingFromTheSystem) {
   config_.steps = 16;
   config_.trace_steps = "11:15";
   for (const bool compile : {false, true}) {
-    config_.compile = compile;
+    config_.plan.compiled = compile;
     expect_steady(trace_of(1), 1);
   }
 }

@@ -31,7 +31,7 @@ TEST_F(Stop, AllRanksSaveAndEndAfterTheStepInWhichOneIsAsked) {
   config_.steps = 8;
   for (const int ranks : {1, 2, 3})
     for (const bool compile : {false, true}) {
-      config_.compile = compile;
+      config_.plan.compiled = compile;
       config_.save.clear();
       const TinyRun whole = train_tiny(config_, ranks);
       const TempDir folder;
@@ -211,7 +211,7 @@ TEST_F(Stop, ADivergedRunNamesStepAndModuleAndIsNeverSaved) {
     for (const bool compile : {false, true}) {
       const TempDir folder;
       config_.save = folder.path();
-      config_.compile = compile;
+      config_.plan.compiled = compile;
       std::vector<double> losses;
       // A compiled step is recorded before the weight breaks, so that a replay has to notice.
       const std::string message = divergence_of(
@@ -249,10 +249,10 @@ TEST_F(Stop, ARunThatDivergesByItselfKeepsItsLastSave) {
 // Parameters that are broken give no step that could be taken; at a scale of 1 there is nothing left to try.
 TEST_F(Stop, ALossScaleThatCannotBackOffAnyMoreIsDivergence) {
   config_.steps = 40;
-  config_.loss_scale = "dynamic";
+  config_.plan.loss_scale = "dynamic";
   for (const int ranks : {1, 2})
     for (const bool compile : {false, true}) {
-      config_.compile = compile;
+      config_.plan.compiled = compile;
       std::vector<double> losses;
       const std::string message = divergence_of(
           config_, ranks,
@@ -268,8 +268,8 @@ TEST_F(Stop, ALossScaleThatCannotBackOffAnyMoreIsDivergence) {
 }
 
 TEST_F(Stop, SkippedStepsEndARunOnlyWhenThereAreManyInARow) {
-  config_.param_dtype = "f16";
-  config_.loss_scale = "1e30";  // overflows f16 in every step
+  config_.plan.param_dtype = DType::f16;
+  config_.plan.loss_scale = "1e30";  // overflows f16 in every step
   for (const int ranks : {1, 2}) {
     config_.steps = 8;
     std::vector<std::int64_t> skipped;

@@ -16,8 +16,8 @@ class Survive : public ProgramTest {
  protected:
   static TrainConfig config_of(const std::string& data, const std::string& mesh) {
     TrainConfig config = tiny_config(data);
-    config.strategy = "hybrid_shard";
-    config.mesh = mesh;
+    config.plan.strategy = "hybrid_shard";
+    config.plan.mesh = mesh;
     config.check_replicas = 1;
     return config;
   }
@@ -154,16 +154,16 @@ TEST_F(Survive, OtherProgramsFailAsEver) {
 
 TEST(ReplicaLayout, NumbersReplicasAndDataRanksAsTheMeshDoes) {
   TrainConfig config;
-  config.strategy = "hybrid_shard";
-  config.mesh = "replicate=3,dp=2,tp=2";
+  config.plan.strategy = "hybrid_shard";
+  config.plan.mesh = "replicate=3,dp=2,tp=2";
   const ReplicaLayout layout(config, 12);
   EXPECT_EQ(layout.text(), "0,1,2,3;4,5,6,7;8,9,10,11");
   EXPECT_EQ(layout.num_data_ranks(), 6);
   EXPECT_EQ(layout.data_rank_of(7), 3);
-  EXPECT_EQ(layout.mesh_of(2), "replicate=2,dp=2,tp=2");
+  EXPECT_EQ(layout.mesh_of(2).text(), "replicate=2,dp=2,tp=2");
   EXPECT_EQ(layout.replicas_of({0, 1, 2, 3, 8, 9, 10, 11}), (std::vector{0, 2}));
   expect_error([&] { layout.replicas_of({0, 1, 2}); }, {"no whole replicas"});
-  config.mesh = "tp=2,replicate=2,dp=2";
+  config.plan.mesh = "tp=2,replicate=2,dp=2";
   const ReplicaLayout outer_tp(config, 8);
   EXPECT_EQ(outer_tp.text(), "0,1,4,5;2,3,6,7");
   EXPECT_EQ(outer_tp.data_rank_of(7), 3);

@@ -185,8 +185,8 @@ class SurviveThreads : public ::testing::Test {
  protected:
   static TrainConfig config_for(const std::string& data) {
     TrainConfig config = tiny_config(data);
-    config.strategy = "hybrid_shard";
-    config.mesh = "replicate=3,dp=1";
+    config.plan.strategy = "hybrid_shard";
+    config.plan.mesh = "replicate=3,dp=1";
     config.steps = 10;
     config.check_replicas = 1;
     config.deadline = 60;

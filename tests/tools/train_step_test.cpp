@@ -52,7 +52,7 @@ struct Trained {
 /// Makes `updates` updates; those in `eager` eagerly.
 Trained train(const TrainConfig& config, const Group& group, std::int64_t updates, const TrainStepOptions& options = {},
               const std::vector<std::int64_t>& eager = {}) {
-  TrainStep step(config, JobMesh(config.mesh, group), Device::cpu(), kVocabulary, options);
+  TrainStep step(config, nn::JobMesh(config.plan.mesh, group), kVocabulary, options);
   Trained result;
   const CommCounts before = group->host().counts();
   for (std::int64_t i = 0; i < updates; ++i) {
@@ -107,14 +107,14 @@ TEST(TrainStep, AScaledLossGivesTheBitsOfTheUpdate) {
   for (const int ranks : {1, 2})
     for (const bool metrics : {true, false}) {
       TrainConfig config = tiny_model();
-      config.accumulate = 2;
+      config.plan.micro_batches = 2;
       run_ranks(ranks, [&](const Group& group) {
         const Trained plain = train(config, group, 4, {.metrics = metrics});
         TrainConfig scaled = config;
         for (const char* scale : {"1024", "dynamic"})
           for (const bool compile : {false, true}) {
-            scaled.loss_scale = scale;
-            scaled.compile = compile;
+            scaled.plan.loss_scale = scale;
+            scaled.plan.compiled = compile;
             const Trained run = train(scaled, group, 4, {.metrics = metrics});
             EXPECT_EQ(run.losses, plain.losses);
             EXPECT_EQ(run.norms, plain.norms);
@@ -129,7 +129,7 @@ TEST(TrainStep, ValuesThatAreNeitherDrawnNorLoadedAreNotTrained) {
     run_ranks(ranks, [](const Group& group) {
       for (const bool compiled : {false, true}) {
         TrainConfig config = tiny_model();
-        config.compile = compiled;
+        config.plan.compiled = compiled;
         expect_error([&] { train(config, group, 1, {.draws = false}); }, {"tok.weight", "drawn or loaded"});
       }
     });
@@ -151,7 +151,7 @@ TEST(TrainStep, OneUpdateMayBeEagerAmongReplays) {
         TrainConfig config = tiny_model();
         const Trained eager = train(config, group, 6, {.metrics = metrics});
         EXPECT_EQ(eager.how, std::vector<std::string>(6, "eager"));
-        config.compile = true;
+        config.plan.compiled = true;
         const Trained mixed = train(config, group, 6, {.metrics = metrics}, {4});
         EXPECT_EQ(mixed.how,
                   (std::vector<std::string>{"ran eagerly", "recorded", "recorded", "replayed", "", "replayed"}));
@@ -167,18 +167,18 @@ TEST(TrainStep, F79_MicroBatchesAreReducedOncePerUnit) {
     run_ranks(ranks, [&](const Group& group) {
       TrainConfig config = tiny_model();
       const Trained whole = train(config, group, 4);
-      config.accumulate = 4;
+      config.plan.micro_batches = 4;
       const Trained eager = train(config, group, 4);
       EXPECT_EQ(eager.reduce_scatters, whole.reduce_scatters);
       EXPECT_EQ(eager.reduce_scatters, ranks == 1 ? 0 : 3 * 4);
       for (std::size_t i = 0; i < whole.losses.size(); ++i) EXPECT_NEAR(eager.losses[i], whole.losses[i], 1e-4);
-      config.compile = true;
+      config.plan.compiled = true;
       const Trained captured = train(config, group, 4);
       EXPECT_EQ(captured.how.back(), "replayed");
       EXPECT_EQ(captured.losses, eager.losses);
       EXPECT_EQ(captured.norms, eager.norms);
       EXPECT_EQ(captured.values, eager.values);
-      config.accumulate_shards = true;
+      config.plan.accumulate_shards = true;
       EXPECT_EQ(train(config, group, 4).reduce_scatters, ranks == 1 ? 0 : 4 * 3 * 4);
     });
 }
@@ -186,7 +186,7 @@ TEST(TrainStep, F79_MicroBatchesAreReducedOncePerUnit) {
 TEST(TrainStep, MicroBatchesMustDivideTheBatch) {
   TrainConfig config = tiny_model();
   config.batch = 9;
-  config.accumulate = 3;
+  config.plan.micro_batches = 3;
   run_ranks(1, [&](const Group& group) {
     expect_error([&] { train(config, group, 1); }, {"batch of 4 sequences", "accumulate = 3"});
   });
@@ -208,7 +208,7 @@ TEST(TrainStep, WeightDecaySparesNormsUnlessToldOtherwise) {
 
 TEST(TrainStep, SeparateModelsAreRefused) {
   TrainConfig config = tiny_model();
-  config.fully_shard = false;
+  config.plan.fully_shard = false;
   run_ranks(2, [&](const Group& group) {
     expect_error([&] { train(config, group, 0); }, {"fully_shard = false", "2 separate models"});
   });
@@ -218,9 +218,9 @@ TEST(TrainStep, SeparateModelsAreRefused) {
 TEST(TrainStep, AnEvaluationBetweenUpdatesIsCapturedBesideThem) {
   run_ranks(2, [](const Group& group) {
     TrainConfig config = tiny_model();
-    TrainStep eager(config, JobMesh("", group), Device::cpu(), kVocabulary);
-    config.compile = true;
-    TrainStep captured(config, JobMesh("", group), Device::cpu(), kVocabulary);
+    TrainStep eager(config, nn::JobMesh("", group), kVocabulary);
+    config.plan.compiled = true;
+    TrainStep captured(config, nn::JobMesh("", group), kVocabulary);
     const auto [tokens, targets] = batch_of(group->rank(), 100);
     for (std::int64_t i = 0; i < 6; ++i) {
       for (TrainStep* step : {&eager, &captured}) {

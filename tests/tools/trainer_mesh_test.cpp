@@ -48,8 +48,8 @@ TEST_F(TrainerMesh, F156_NumbersDoNotDependOnTheMesh) {
     for (const auto& [mesh, ranks] : {MeshCase{"tp=2", 2}, {"tp=1", 1}, {"dp=2,tp=2", 4}, {"tp=2,dp=2", 4}})
       for (const bool sequence : {false, true}) {
         TrainConfig config = base;
-        config.mesh = mesh;
-        config.parallel.sequence = sequence;
+        config.plan.mesh = mesh;
+        config.plan.tensor_parallel.sequence_parallel = sequence;
         const TinyRun many = train_tiny(config, ranks);
         const std::string what = fmt::format("{} on {}, sequence {}", config.model.style, mesh, sequence);
         EXPECT_EQ(many.initial, one.initial) << what;
@@ -62,12 +62,12 @@ TEST_F(TrainerMesh, F156_NumbersDoNotDependOnTheMesh) {
 
 TEST_F(TrainerMesh, WithoutLossParallelAndWithoutFullyShard) {
   const TinyRun one = train_tiny(llama_, 1);
-  llama_.mesh = "tp=2";
+  llama_.plan.mesh = "tp=2";
   for (const bool sequence : {false, true}) {
-    llama_.parallel = {.sequence = sequence, .loss = false};
+    llama_.plan.tensor_parallel = {.sequence_parallel = sequence, .loss_parallel = false};
     EXPECT_LE(largest_difference(train_tiny(llama_, 2).losses, one.losses, 5), 1e-5);
   }
-  llama_.fully_shard = false;
+  llama_.plan.fully_shard = false;
   EXPECT_LE(largest_difference(train_tiny(llama_, 2).losses, one.losses, 5), 1e-5);
 }
 
@@ -75,13 +75,13 @@ TEST_F(TrainerMesh, CompiledStepsAndMicroBatchesAreBitwiseTheEagerOnes) {
   gpt_.model.dropout = 0.2;
   for (TrainConfig config : {gpt_, llama_})
     for (const auto& [mesh, ranks] : {MeshCase{"tp=2", 2}, {"dp=2,tp=2", 4}}) {
-      config.mesh = mesh;
-      config.parallel.sequence = true;
-      config.accumulate = config.model.style == "llama" ? 3 : 1;
+      config.plan.mesh = mesh;
+      config.plan.tensor_parallel.sequence_parallel = true;
+      config.plan.micro_batches = config.model.style == "llama" ? 3 : 1;
       config.steps = 6;
-      config.compile = false;
+      config.plan.compiled = false;
       const TinyRun eager = train_tiny(config, ranks);
-      config.compile = true;
+      config.plan.compiled = true;
       const TinyRun compiled = train_tiny(config, ranks);
       EXPECT_EQ(compiled.losses, eager.losses) << config.model.style << " on " << mesh;
       EXPECT_EQ(compiled.norms, eager.norms);
@@ -93,7 +93,7 @@ TEST_F(TrainerMesh, CompiledStepsAndMicroBatchesAreBitwiseTheEagerOnes) {
 TEST_F(TrainerMesh, F160_F169_AResumedRunContinuesOnThisMeshAndOnAnother) {
   const TempDir checkpoint;
   TrainConfig config = llama_;
-  config.mesh = "dp=2,tp=2";
+  config.plan.mesh = "dp=2,tp=2";
   config.steps = 6;
   const TinyRun whole = train_tiny(config, 4);
   config.steps = 3;
@@ -106,7 +106,7 @@ TEST_F(TrainerMesh, F160_F169_AResumedRunContinuesOnThisMeshAndOnAnother) {
   const std::vector<double> tail(whole.losses.begin() + 3, whole.losses.end());
   EXPECT_EQ(same.losses, tail);
   EXPECT_EQ(same.final, whole.final);
-  config.mesh = "replicate=2,tp=2";
+  config.plan.mesh = "replicate=2,tp=2";
   const TinyRun other = train_tiny(config, 4);
   EXPECT_EQ(other.initial, same.initial);
   EXPECT_LE(largest_difference(other.losses, tail, 3), 1e-5);
@@ -119,7 +119,7 @@ TEST_F(TrainerMesh, F156_FiftyStepsOfALlama) {
   const TinyRun one = train_tiny(llama_, 1);
   EXPECT_LT(one.losses.back(), 0.6 * one.losses.front());
   for (const auto& [mesh, ranks] : {MeshCase{"dp=2", 2}, {"tp=2", 2}, {"dp=2,tp=2", 4}, {"replicate=2,dp=2,tp=2", 8}}) {
-    llama_.mesh = mesh;
+    llama_.plan.mesh = mesh;
     const TinyRun many = train_tiny(llama_, ranks);
     EXPECT_EQ(many.initial, one.initial) << mesh;
     const double five = largest_difference(many.losses, one.losses, 5);
@@ -140,18 +140,18 @@ TEST_F(TrainerMesh, MeshesThatDoNotFitAreErrorsOnEveryRank) {
     EXPECT_EQ(errors, ranks);
   };
   TrainConfig config = llama_;
-  config.mesh = "dp=2,tp=2";
+  config.plan.mesh = "dp=2,tp=2";
   refused(config, 2, {"mesh = \"dp=2,tp=2\"", "2"});
-  config.mesh = "tp=2";
+  config.plan.mesh = "tp=2";
   config.batch = 5;
   refused(config, 4, {"mesh = \"tp=2\" is for 2 ranks, this run has 4"});
-  config.mesh = "dp=2,tp=2";
+  config.plan.mesh = "dp=2,tp=2";
   refused(config, 4, {"batch = 5", "2 ranks x 1 micro-batches"});
   config.batch = 12;
-  config.mesh = "tp=4";
+  config.plan.mesh = "tp=4";
   refused(config, 4, {"\"blocks.0.attn\"", "2 key-value heads", "4 ranks"});
-  config.mesh = "dp=2,tp=2";
-  config.fully_shard = false;
+  config.plan.mesh = "dp=2,tp=2";
+  config.plan.fully_shard = false;
   refused(config, 4, {"fully_shard = false", "2 separate models"});
 }
 

@@ -37,7 +37,7 @@ TEST_F(TrainerTest, F22_InitialBitsDoNotDependOnTheNumberOfRanks) {
     config.steps = 1;
     const Values expected = train_tiny(config, 1).initial;
     for (int ranks : {2, 3, 4}) EXPECT_EQ(train_tiny(config, ranks).initial, expected) << ranks << " ranks";
-    config.fully_shard = false;
+    config.plan.fully_shard = false;
     EXPECT_EQ(train_tiny(config, 1).initial, expected) << "without fully_shard";
     config.seed += 1;
     EXPECT_NE(train_tiny(config, 1).initial, expected);
@@ -50,7 +50,7 @@ TEST_F(TrainerTest, ASteadyStepTakesNothingFromTheSystem) {
     for (const int ranks : {1, 2})
       for (const bool compiled : {false, true}) {
         config.steps = 6;
-        config.compile = compiled;
+        config.plan.compiled = compiled;
         run_ranks(ranks, [&](const Group& group) {
           Trainer trainer(config, group);
           std::vector<std::int64_t> calls;
@@ -103,10 +103,10 @@ TEST_F(TrainerTest, CompiledStepsAreBitwiseTheEagerOnes) {
     for (int ranks : {1, 2})
       for (bool fully_shard : {true, false}) {
         if (ranks > 1 && !fully_shard) continue;
-        config.fully_shard = fully_shard;
-        config.compile = false;
+        config.plan.fully_shard = fully_shard;
+        config.plan.compiled = false;
         const TinyRun eager = train_tiny(config, ranks);
-        config.compile = true;
+        config.plan.compiled = true;
         const TinyRun compiled = train_tiny(config, ranks);
         const std::string what = fmt::format("{} on {} ranks", config.model.style, ranks);
         EXPECT_EQ(compiled.losses, eager.losses) << what;
@@ -118,9 +118,9 @@ TEST_F(TrainerTest, CompiledStepsAreBitwiseTheEagerOnes) {
 }
 
 TEST_F(TrainerTest, CompiledMicroBatchesAreBitwiseTheEagerOnes) {
-  gpt_.accumulate = 2;
+  gpt_.plan.micro_batches = 2;
   const TinyRun eager = train_tiny(gpt_, 2);
-  gpt_.compile = true;
+  gpt_.plan.compiled = true;
   const TinyRun compiled = train_tiny(gpt_, 2);
   EXPECT_EQ(compiled.losses, eager.losses);
   EXPECT_EQ(compiled.final, eager.final);
@@ -133,7 +133,7 @@ TEST_F(TrainerTest, F169_AResumedRunIsBitwiseTheUninterruptedOne) {
     for (bool compile : {false, true}) {
       const TempDir checkpoint;
       TrainConfig config = gpt_;
-      config.compile = compile;
+      config.plan.compiled = compile;
       config.save = checkpoint.path();
       const TinyRun whole = train_tiny(config, ranks, [](Trainer& trainer) { EXPECT_EQ(trainer.first_step(), 0); });
       config.save_every = 5;
@@ -174,7 +174,7 @@ TEST_F(TrainerTest, ARunGoesOnOnAnyNumberOfRanksWithTheSameStateAndData) {
         EXPECT_NEAR(tail.losses[i], whole.losses[i + 3], 1e-5 * whole.losses[i + 3]) << before << " to " << after;
     }
     for (const char* strategy : {"no_shard", "shard_grad_op", "shard_optimizer"}) {
-      config.strategy = strategy;
+      config.plan.strategy = strategy;
       EXPECT_EQ(train_tiny(config, 2).initial, head.final) << strategy;
     }
   }
@@ -182,12 +182,12 @@ TEST_F(TrainerTest, ARunGoesOnOnAnyNumberOfRanksWithTheSameStateAndData) {
 
 TEST_F(TrainerTest, ARunThatIsNotShardedGoesOnShardedAndBack) {
   gpt_.steps = 6;
-  gpt_.fully_shard = false;
+  gpt_.plan.fully_shard = false;
   const TinyRun whole = train_tiny(gpt_, 1);
   const TempDir one, two;
   const auto part = [&](bool fully_shard, std::int64_t steps, const std::string& from, const std::string& to) {
     TrainConfig config = gpt_;
-    config.fully_shard = fully_shard;
+    config.plan.fully_shard = fully_shard;
     config.steps = steps;
     config.resume = from;
     config.save = to;
@@ -210,11 +210,11 @@ TEST_F(TrainerTest, F16IsScaledAndResumesBitForBit) {
   for (TrainConfig config : {gpt_, llama_}) {
     config.steps = 6;
     const TinyRun f32 = train_tiny(config, 1);
-    config.param_dtype = "f16";
+    config.plan.param_dtype = DType::f16;
     for (const int ranks : {1, 2})
       for (const bool compile : {false, true}) {
         const TempDir checkpoint;
-        config.compile = compile;
+        config.plan.compiled = compile;
         config.save = checkpoint.path();
         config.resume.clear();
         config.overwrite = true;
@@ -241,9 +241,9 @@ TEST_F(TrainerTest, F16IsScaledAndResumesBitForBit) {
         const auto rest = train(6);
         parts.insert(parts.end(), rest.begin(), rest.end());
         EXPECT_EQ(parts, whole) << config.model.style << " on " << ranks << " ranks";
-        config.loss_scale = "1024";
+        config.plan.loss_scale = "1024";
         expect_error([&] { train(6); }, {"loss_scale = \"auto\"", "\"1024\""});
-        config.loss_scale = "auto";
+        config.plan.loss_scale = "auto";
       }
   }
 }
@@ -269,7 +269,7 @@ TEST_F(TrainerTest, F79_MicroBatchesGiveTheGradientOfTheWhole) {
   for (int ranks : {1, 2})
     for (std::int64_t accumulate : {2, 3}) {
       TrainConfig config = gpt_;
-      config.accumulate = accumulate;
+      config.plan.micro_batches = accumulate;
       const TinyRun parts = train_tiny(config, ranks);
       expect_close(parts.losses, whole.losses, 1e-5, fmt::format("{} parts on {} ranks", accumulate, ranks));
       expect_close(parts.norms, whole.norms, 1e-4, fmt::format("{} parts on {} ranks", accumulate, ranks));
@@ -277,7 +277,7 @@ TEST_F(TrainerTest, F79_MicroBatchesGiveTheGradientOfTheWhole) {
 }
 
 TEST_F(TrainerTest, F143_DropoutInMicroBatchesDoesNotDependOnTheNumberOfRanks) {
-  gpt_.accumulate = 2;
+  gpt_.plan.micro_batches = 2;
   gpt_.model.dropout = 0.2;
   const TinyRun one = train_tiny(gpt_, 1);
   for (int ranks : {2, 3})
@@ -331,7 +331,7 @@ TEST_F(TrainerTest, EvaluationIsByMicroBatchesWithTheSameMean) {
     double whole = 0;
     std::int64_t whole_peak = 0;
     for (const std::int64_t accumulate : {1, 3, 6}) {
-      gpt_.accumulate = accumulate;
+      gpt_.plan.micro_batches = accumulate;
       run_ranks(ranks, [&](const Group& group) {
         Trainer trainer(gpt_, group);
         Accounting& memory = RankContext::current().allocator().accounting();
@@ -421,7 +421,7 @@ TEST_F(TrainerTest, MetricsCountWhatTheStepDid) {
 }
 
 TEST_F(TrainerTest, MetricsSayOfEachStepWhetherItWasCaptured) {
-  gpt_.compile = true;
+  gpt_.plan.compiled = true;
   gpt_.eval_every = 2;  // which is captured too, and says nothing of the step
   std::vector<std::string> lines;
   run_ranks(2, [&](const Group& group) {

@@ -11,20 +11,14 @@ namespace {
 TrainStep ghost_step(const BenchModel& model, const std::string& mesh, int rank) {
   const int ranks = ranks_of_mesh(mesh);
   set_world_group(make_ghost_group(rank, ranks));
-  TrainConfig config = train_config(model, {.dtype = "bf16", .captured = false}, ranks);
-  config.fully_shard = true;
-  config.mesh = mesh;
+  TrainConfig config = train_config(model, {.mesh = mesh, .param_dtype = DType::bf16}, ranks);
   config.optimizer.clip = 1;
-  return TrainStep(config, JobMesh(mesh, world_group()), Device::cpu(), model.vocabulary);
+  return TrainStep(config, nn::JobMesh(config.plan.mesh, world_group()), model.vocabulary);
 }
 
 }  // namespace
 
-int ranks_of_mesh(const std::string& mesh) {
-  int ranks = 1;
-  for (const DeviceMesh::Axis& axis : parse_mesh(mesh, 1)) ranks *= axis.size;
-  return ranks;
-}
+int ranks_of_mesh(const std::string& mesh) { return static_cast<int>(nn::MeshAxes(mesh).count(1)); }
 
 GhostRank::GhostRank(const BenchModel& model, const std::string& mesh, int rank)
     : scope_(fmt::format("rank {}", rank), {.ghost = true}),

@@ -100,7 +100,9 @@ int run_loss_child(std::span<const std::string_view> args) {
   const std::vector<std::int32_t> batches = make_batches(m, flags.steps);
   write_start(flags.folder + "/start.safetensors", m, batches, flags.steps);
   const Device device = parse_device(flags.device);
-  TrainStep step = train_step(m, {.dtype = flags.dtype, .device = flags.device}, make_single_group());
+  TrainStep step = train_step(
+      m, {.device = parse_device(flags.device), .param_dtype = dtype_from_name(flags.dtype), .compiled = true},
+      make_single_group());
   const Tensor text = to(Tensor::from<std::int32_t>(batches, {flags.steps, m.batch, m.tokens + 1}), device);
   nlohmann::json greeting = {{"peer", "sherd"}};
   if (device != Device::cpu()) greeting["device"] = RankContext::current().device(device).describe();

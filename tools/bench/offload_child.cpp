@@ -28,10 +28,10 @@ class OffloadSide {
  public:
   OffloadSide(const OffloadFlags& flags, const std::string& offload) : model_(bench_model(flags.model)) {
     const std::shared_ptr<ProcessGroup> group = make_single_group();
-    TrainConfig config = train_config(model_, {.captured = flags.captured}, 1);
-    config.offload = offload;
+    TrainConfig config = train_config(model_, {.compiled = flags.captured}, 1);
+    config.plan.offload = offload;
     if (flags.clips) config.optimizer.clip = 1e9;
-    step_.emplace(config, JobMesh(config.mesh, group, config.link), Device::cpu(), model_.vocabulary,
+    step_.emplace(config, nn::JobMesh(config.plan.mesh, group), model_.vocabulary,
                   TrainStepOptions{.metrics = flags.clips});
   }
   double seconds() {

@@ -53,6 +53,16 @@ std::pair<Tensor, Tensor> random_batch(const BenchModel& m, const StepFlags& fla
   return {contiguous(narrow(text, 1, 0, tokens)), contiguous(narrow(text, 1, 1, tokens))};
 }
 
+nn::TrainingPlan plan_of(const StepFlags& flags, int ranks) {
+  return {.mesh = flags.tensor_parallel ? fmt::format("tp={}", ranks) : flags.mesh,
+          .device = parse_device(flags.device),
+          .strategy = flags.strategy,
+          .prefetch = flags.prefetch,
+          .param_dtype = dtype_from_name(flags.dtype),
+          .recompute = flags.recompute,
+          .compiled = flags.captured};
+}
+
 class StepRun {
  public:
   StepRun(const StepFlags& flags, std::shared_ptr<ProcessGroup> group)
@@ -60,17 +70,7 @@ class StepRun {
         profile_(flags.profile),
         start_bytes_(process_memory_bytes("VmRSS")),
         group_(std::move(group)),
-        step_(train_step(model_of(flags),
-                         {.dtype = flags.dtype,
-                          .device = flags.device,
-                          .captured = flags.captured,
-                          .prefetch = flags.prefetch,
-                          .tensor_parallel = flags.tensor_parallel,
-                          .strategy = flags.strategy,
-                          .mesh = flags.mesh,
-                          .link = flags.link,
-                          .recompute = flags.recompute},
-                         group_)) {
+        step_(train_step(model_of(flags), plan_of(flags, group_->size()), group_, flags.link)) {
     std::tie(tokens_, targets_) =
         random_batch(bench_model(flags.model), flags, flags.tensor_parallel ? 0 : group_->rank());
     tokens_ = to(tokens_, device_);

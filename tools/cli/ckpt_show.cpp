@@ -83,8 +83,8 @@ std::string model_text(const TrainConfig::Model& m, std::int64_t parameters) {
 std::string training_text(const TrainConfig& c) {
   const TrainConfig::Optimizer& o = c.optimizer;
   return fmt::format("batch {}{}, seed {}, lr {:.6g} to {:.6g} (warmup {}, decay to step {}), param_dtype {}", c.batch,
-                     c.accumulate == 1 ? "" : fmt::format(" in {} micro-batches", c.accumulate), c.seed, o.lr, o.min_lr,
-                     o.warmup, o.decay_steps, c.param_dtype);
+                     c.plan.micro_batches == 1 ? "" : fmt::format(" in {} micro-batches", c.plan.micro_batches), c.seed,
+                     o.lr, o.min_lr, o.warmup, o.decay_steps, name(c.plan.param_dtype));
 }
 
 /// What the config of `sherd train` says; of another program's save it is said that there is none.
@@ -101,8 +101,9 @@ std::string run_lines(const Manifest& manifest, std::int64_t parameters) {
     const TrainConfig c = train_config_from_toml(manifest.config, "its config");
     return line("run", manifest.run.empty() ? "none: these weights were converted"
                                             : fmt::format("{}, step {} of {}", manifest.run, manifest.step, c.steps)) +
-           line("ranks", fmt::format("{}, mesh {}, {}", ranks, c.mesh.empty() ? "dp over all" : c.mesh,
-                                     c.fully_shard ? "strategy " + c.strategy : "not sharded")) +
+           line("ranks",
+                fmt::format("{}, mesh {}, {}", ranks, c.plan.mesh.is_open() ? "dp over all" : c.plan.mesh.text(),
+                            c.plan.fully_shard ? "strategy " + c.plan.strategy.text() : "not sharded")) +
            line("model", model_text(c.model, parameters)) + line("text", text_of(manifest, c)) +
            line("training", training_text(c));
   } catch (const Error& error) {

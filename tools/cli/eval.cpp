@@ -52,7 +52,7 @@ EvalInput open_input(const EvalOptions& options, const Weights& weights) {
 /// The mean over all sequences, in words. Writes the logits [sequences, T, V] if `options.logits` names a file.
 std::string evaluate(const EvalOptions& options, const std::shared_ptr<ProcessGroup>& group) {
   Device device;
-  together(*group, [&] { device = open_device(options.device, group->size()); });
+  together(*group, [&] { device = open_device(parse_device(options.device), group->size()); });
   const Weights weights(options.dir, *group);
   EvalInput input;
   std::optional<SafetensorsWriter> out;

@@ -74,7 +74,7 @@ int run_sample(std::span<const std::string_view> args) {
   check_usage(options.temperature >= 0, "--temperature must not be negative, got {}", options.temperature);
   as_usage([&] { return parse_device(options.device); });
 
-  const Device device = open_device(options.device, 1);
+  const Device device = open_device(parse_device(options.device), 1);
   const Weights weights(words->front());
   check(weights.vocabulary().has_value(),
         "\"{}\" is, or was made from, a Hugging Face directory: what text its tokens stand for is not known here; sample "

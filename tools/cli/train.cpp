@@ -64,13 +64,13 @@ std::optional<MetricsFile> open_metrics(Trainer& trainer, const TrainConfig& con
 
 void print_what_is_trained(Trainer& trainer) {
   const std::string ids = meaning_of_ids(trainer.config().model, trainer.data().vocabulary());
-  const std::string& mesh = trainer.config().mesh;
+  const std::string mesh = trainer.config().plan.mesh.text();
   print(stderr,
         fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}, {}{}{}{}{}\n",
                     trainer.model().num_parameters(), trainer.data().num_train(), trainer.data().num_validation(),
                     trainer.group().size(), trainer.group().size() == 1 ? "" : "s",
-                    sharding_text(trainer.config(), trainer.mesh().num_data_ranks()), mesh.empty() ? "" : ", mesh ",
-                    mesh, ids.empty() ? "" : "; ", ids));
+                    sharding_text(trainer.config().plan, trainer.mesh().num_data_ranks()),
+                    mesh.empty() ? "" : ", mesh ", mesh, ids.empty() ? "" : "; ", ids));
 }
 
 /// A resume of a run that has made all of its steps.
@@ -253,7 +253,7 @@ int run_train(std::span<const std::string_view> args) {
   if (!notes_signals(*config)) forget_save_signals();
   const RankInfo rank = discover_rank();
   const RanksThatFit fit = ranks_that_fit(*config, rank);
-  config->mesh = fit.mesh;
+  config->plan.mesh = fit.mesh;
   if (rank.rank == 0 && !fit.text.empty()) say_on_stderr(fit.text);
   if (rank.rank >= fit.ranks) return kDone;  // left out
   if (rank.life > 0) return train_surviving(*config, rank, fit.ranks);

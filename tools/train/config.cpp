@@ -13,15 +13,12 @@
 #include "runtime/comm/job/world.h"
 #include "runtime/os/allowed_cpus.h"
 #include "runtime/tensor/error.h"
-#include "tools/train/activation_flag.h"
 #include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
-#include "tools/train/job_mesh.h"
 #include "tools/train/metrics.h"
 #include "tools/train/output_file.h"
 #include "tools/train/restart.h"
 #include "tools/train/saved_mesh.h"
-#include "tools/train/sharding.h"
 #include "tools/train/step_trace.h"
 #include "tools/train/weights.h"
 
@@ -79,6 +76,18 @@ std::string difference(const Values& a, std::string_view a_name, const Values& b
   return "";
 }
 
+TextField device_field(Device& device) {
+  return {[&device] { return to_string(device); }, [&device](std::string_view text) { device = parse_device(text); }};
+}
+
+TextField dtype_field(std::string_view key, DType& dtype) {
+  return {[&dtype] { return std::string(name(dtype)); },
+          [key, &dtype](std::string_view text) {
+            check_choice(key, std::string(text), std::array<std::string_view, 3>{"f32", "bf16", "f16"});
+            dtype = dtype_from_name(text);
+          }};
+}
+
 void bind_run(ConfigTable& table, TrainConfig& c) {
   using enum KeyRole;
   table.add("data", &c.data, "text file, or folder whose regular files are read in order of their paths", run);
@@ -88,7 +97,7 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("seed", &c.seed, "of initial values, windows and dropout");
   table.add("steps", &c.steps, "optimizer steps in all, those before a resume included", run);
   table.add("batch", &c.batch, "sequences per step over all ranks and micro-batches");
-  table.add("accumulate", &c.accumulate, "micro-batches per step, whose gradients are summed");
+  table.add("accumulate", &c.plan.micro_batches, "micro-batches per step, whose gradients are summed");
   table.add("eval_every", &c.eval_every, "steps between evaluations; 0: only after the last step", run);
   table.add("eval_batches", &c.eval_batches, "batches per evaluation; 0: the whole validation part", run);
   table.add("threads", &c.threads, "threads per rank; 0: the allowed CPUs shared among the ranks", run);
@@ -98,8 +107,8 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
             run);
   table.add("explain_peak", &c.explain_peak,
             "print in the end when memory was at its peak, and the largest tensors that rank 0 held then", run);
-  table.add("device", &c.device, kDeviceHelp, rounding);
-  table.add("compile", &c.compile, "record one step and replay it; the same bits as without", run);
+  table.add("device", device_field(c.plan.device), kDeviceHelp, rounding);
+  table.add("compile", &c.plan.compiled, "record one step and replay it; the same bits as without", run);
   table.add("metrics", &c.metrics, "file for one JSON object per step", run);
   table.add("trace", &c.trace, "file for a timeline of a few steps on all ranks, for ui.perfetto.dev", run);
   table.add("trace_steps", &c.trace_steps, "the steps in it, FIRST:LAST; empty: five, after ten to settle", run);
@@ -151,11 +160,11 @@ void bind_saves(ConfigTable& table, TrainConfig& c) {
 void bind_ranks(ConfigTable& table, TrainConfig& c) {
   using enum KeyRole;
   table.add("group", &c.group, "how ranks talk: shm (processes of one host) or thread", run);
-  table.add("mesh", &c.mesh,
+  table.add("mesh", text_field(c.plan.mesh),
             "ranks as axes, slowest first: replicate=2,dp=2,tp=2; dp shards, tp shards matrices; empty: dp over all, "
             "for hybrid strategies over those of a host",
             rounding);
-  table.add("link", &c.link,
+  table.add("link", text_field(c.link),
             "BYTES_PER_S,SECONDS, as 10GB,20e-6: collectives take as long as on a link like that; "
             "dp=2e9,0;replicate=2e8,0 gives axes of the mesh links of their own; empty: as they are",
             run);
@@ -168,33 +177,33 @@ void bind_ranks(ConfigTable& table, TrainConfig& c) {
 
 void bind_sharding(ConfigTable& table, TrainConfig& c) {
   using enum KeyRole;
-  table.add("fully_shard", &c.fully_shard, "shard the model as strategy says; false: one rank with data, not sharded",
-            rounding);
+  table.add("fully_shard", &c.plan.fully_shard,
+            "shard the model as strategy says; false: one rank with data, not sharded", rounding);
   table.add(
-      "strategy", &c.strategy,
+      "strategy", text_field(c.plan.strategy),
       fmt::format("what is sharded over dp: {}; hybrid ones copy over replicate, or where the mesh names none over "
                   "the hosts",
                   fmt::join(nn::strategy_names(), ", ")),
       rounding);
-  table.add("units", &c.units,
+  table.add("units", text_field(c.plan.units),
             "what is gathered at a time: block; fine: attention and feed-forward part apart; coarse: the whole model; "
             "parameters=N: modules of N parameters and more; bytes=N: modules that fit N bytes together, as bytes=32MB",
             run);
-  table.add("recompute", &c.recompute,
+  table.add("recompute", text_field(c.plan.recompute),
             "what blocks compute again in backward instead of keeping it: none; selective: all but q, k, v and the "
             "result of attention; full: all but their input",
             run);
-  table.add("offload", &c.offload,
+  table.add("offload", text_field(c.plan.offload),
             "what lies outside of memory between its uses, and is brought beside the compute: none; optimizer: its "
             "state; parameters: their shards; all: these and the shards of gradients; all:DIR: in a file in DIR, else "
             "of temporary files; on a GPU in memory of the host, without a DIR",
             run);
-  table.add("offload_keep", ByteField{&c.offload_keep},
+  table.add("offload_keep", ByteField{&c.plan.offload_keep},
             "how much of what offload names stays in memory of a rank: those of the smallest units and parameters, as "
             "many as fit; 0: none",
             run);
   table.add(
-      "offload_activations", &c.offload_activations,
+      "offload_activations", text_field(c.plan.offload_activations),
       "what forward keeps for backward outside of memory, and fetches ahead of its use: none; blocks: what blocks "
       "save (with recompute: their inputs); blocks:DIR: in a file in DIR, else of temporary files; on a GPU in "
       "memory of the host, without a DIR",
@@ -203,29 +212,33 @@ void bind_sharding(ConfigTable& table, TrainConfig& c) {
       "print_units", &c.print_units,
       "print what each unit holds, and of which parameters, in the order in which units run, after the first step",
       run);
-  table.add("reshard_after_forward", &c.reshard_after_forward,
+  table.add("reshard_after_forward", &c.plan.reshard_after_forward,
             "free gathered parameters between forward and backward; false: full_shard becomes shard_grad_op; a number "
             "k: k ranks in a row keep 1/k of them each, and backward gathers among these",
             run);
-  table.add("prefetch", &c.prefetch, "gather the next block's parameters while a block computes", run);
-  table.add("accumulate_shards", &c.accumulate_shards,
+  table.add("prefetch", &c.plan.prefetch, "gather the next block's parameters while a block computes", run);
+  table.add("accumulate_shards", &c.plan.accumulate_shards,
             "reduce the gradients of every micro-batch, to add up shards: less memory for more communication");
 }
 
-void bind_parallel(ConfigTable& table, TrainConfig::Parallel& p) {
+void bind_parallel(ConfigTable& table, nn::TensorParallelOptions& p) {
   using enum KeyRole;
-  table.add("parallel.sequence", &p.sequence, "shard the activations between matrices along the sequence, over tp",
-            rounding);
-  table.add("parallel.loss", &p.loss, "shard the vocabulary of head and loss over tp", rounding);
+  table.add("parallel.sequence", &p.sequence_parallel,
+            "shard the activations between matrices along the sequence, over tp", rounding);
+  table.add("parallel.loss", &p.loss_parallel, "shard the vocabulary of head and loss over tp", rounding);
 }
 
 void bind_precision(ConfigTable& table, TrainConfig& c) {
-  table.add("param_dtype", &c.param_dtype, "type to compute in and to gather parameters as: f32, bf16 or f16");
-  table.add("reduce_dtype", &c.reduce_dtype, "type that gradients are rounded to when they are reduced");
-  table.add("gather", &c.gather, "how parameters travel: exact, or int8: matrices in 8 bits, with a scale per block");
-  table.add("reduce", &c.reduce, "how gradients travel over dp: exact, or int8: in 8 bits, with a scale per block");
+  table.add("param_dtype", dtype_field("param_dtype", c.plan.param_dtype),
+            "type to compute in and to gather parameters as: f32, bf16 or f16");
+  table.add("reduce_dtype", dtype_field("reduce_dtype", c.plan.reduce_dtype),
+            "type that gradients are rounded to when they are reduced");
+  table.add("gather", text_field(c.plan.gather),
+            "how parameters travel: exact, or int8: matrices in 8 bits, with a scale per block");
+  table.add("reduce", text_field(c.plan.reduce),
+            "how gradients travel over dp: exact, or int8: in 8 bits, with a scale per block");
   table.add(
-      "loss_scale", &c.loss_scale,
+      "loss_scale", text_field(c.plan.loss_scale),
       "what the loss is multiplied by so that gradients of f16 do not underflow: dynamic (from 65536, halved when "
       "a step overflows and is skipped), a number, none; auto: dynamic where a type is f16");
 }
@@ -285,12 +298,12 @@ void check_run(const TrainConfig& c) {
   check_choice("vocabulary", c.vocabulary, std::array<std::string_view, 3>{"auto", "bytes", "chars"});
   check_ranges({{"steps", c.steps, 1, kMostSteps},
                 {"batch", c.batch, 1, kMostTokens},
-                {"accumulate", c.accumulate, 1, kMostTokens},
+                {"accumulate", c.plan.micro_batches, 1, kMostTokens},
                 {"eval_every", c.eval_every, 0, kMostSteps},
                 {"eval_batches", c.eval_batches, 0, std::int64_t{1} << 32},
                 {"threads", c.threads, 0, kMaxThreads},
                 {"memory_limit", c.memory_limit, 0, std::int64_t{1} << 60}});
-  check_divides("batch", c.batch, "accumulate", c.accumulate);
+  check_divides("batch", c.batch, "accumulate", c.plan.micro_batches);
   check(c.batch <= kMostTokens / (c.model.sequence + 1),
         "batch = {} sequences of model.sequence = {} tokens are {:.3g} tokens in a step; at most {} are possible",
         c.batch, c.model.sequence, static_cast<double>(c.batch) * static_cast<double>(c.model.sequence), kMostTokens);
@@ -300,18 +313,7 @@ void check_run(const TrainConfig& c) {
     check(!c.trace.empty(), "trace_steps = {} needs a file: pass --trace FILE", c.trace_steps);
   }
   check_choice("group", c.group, std::array<std::string_view, 2>{"shm", "thread"});
-  parse_links(c.link);
-  parse_mesh(c.mesh, 1);
-  parse_device(c.device);
-  constexpr std::array<std::string_view, 3> kTypes{"f32", "bf16", "f16"};
-  check_choice("param_dtype", c.param_dtype, kTypes);
-  check_choice("reduce_dtype", c.reduce_dtype, kTypes);
-  check_sharding(c);
-  parse_offload_activations(c.offload_activations);
-  check(c.fully_shard || (c.param_dtype == "f32" && c.reduce_dtype == "f32"),
-        "param_dtype = {} and reduce_dtype = {} are settings of fully_shard; leave it on", c.param_dtype,
-        c.reduce_dtype);
-  loss_scaler_options(c);
+  nn::check_plan(c.plan);
   check(c.deadline > 0 && c.deadline < 1e9, "deadline must be a positive number of seconds, got {}", c.deadline);
   check(c.frozen_after > 0 && c.frozen_after < 1e9, "frozen_after must be a positive number of seconds, got {}",
         c.frozen_after);
@@ -438,17 +440,8 @@ std::string problem_of(TrainConfig config) {
 
 }  // namespace
 
-std::optional<nn::LossScalerOptions> loss_scaler_options(const TrainConfig& config) {
-  const std::string& text = config.loss_scale;
-  const bool has_f16 = config.param_dtype == "f16" || config.reduce_dtype == "f16";
-  if (text == "none" || (text == "auto" && !has_f16)) return std::nullopt;
-  if (text == "dynamic" || text == "auto") return nn::LossScalerOptions{};
-  const std::optional<double> scale = number_of(text);
-  check(
-      scale && *scale >= kLeastF32 && *scale <= kMostF32,
-      "loss_scale must be auto, dynamic, none or a positive number, from {:.8g} to {:.8g} as f32 has them, got \"{}\"",
-      kLeastF32, kMostF32, text);
-  return nn::LossScalerOptions::fixed(*scale);
+nn::PlanFacts facts_of(const TrainConfig& config, int ranks) {
+  return {.ranks = ranks, .memory_limit = config.memory_limit};
 }
 
 ConfigTable bind(TrainConfig& config) {
@@ -458,7 +451,7 @@ ConfigTable bind(TrainConfig& config) {
   bind_ranks(table, config);
   bind_sharding(table, config);
   bind_precision(table, config);
-  bind_parallel(table, config.parallel);
+  bind_parallel(table, config.plan.tensor_parallel);
   bind_model(table, config.model);
   bind_optimizer(table, config.optimizer);
   return table;

@@ -8,8 +8,9 @@
 #include <string>
 #include <string_view>
 
-#include "nn/optim/loss_scaler.h"
+#include "nn/plan/check.h"
 #include "tools/train/flags.h"
+#include "tools/train/links.h"
 
 namespace sherd {
 
@@ -22,15 +23,12 @@ struct TrainConfig {
   std::int64_t seed = 1337;
   std::int64_t steps = 1000;
   std::int64_t batch = 8;
-  std::int64_t accumulate = 1;
   std::int64_t eval_every = 0;
   std::int64_t eval_batches = 0;
   std::int64_t threads = 0;
   std::int64_t memory_limit = 0;
   bool memory_by_module = false;
   bool explain_peak = false;
-  std::string device = "cpu";
-  bool compile = false;
 
   // ---- files ----
   std::string metrics;
@@ -52,31 +50,14 @@ struct TrainConfig {
 
   // ---- ranks ----
   std::string group = "shm";
-  std::string mesh;
-  std::string link;
+  Links link;
   double deadline = 300;
   double frozen_after = 60;
-  bool fully_shard = true;
-  std::string strategy = "full_shard";
-  std::string units = "block";
   bool print_units = false;
-  std::string recompute = "none";
-  std::string offload = "none";
-  std::int64_t offload_keep = 0;
-  std::string offload_activations = "none";
-  SwitchOrNumber reshard_after_forward = true;
-  bool prefetch = true;
-  bool accumulate_shards = false;
-  std::string param_dtype = "f32";
-  std::string reduce_dtype = "f32";
-  std::string gather = "exact";
-  std::string reduce = "exact";
-  std::string loss_scale = "auto";
 
-  struct Parallel {
-    bool sequence = false;
-    bool loss = true;
-  } parallel;
+  /// How it is spread over the ranks; keys of parallel, compile and accumulate are tensor_parallel, compiled and
+  /// micro_batches.
+  nn::TrainingPlan plan;
 
   struct Model {
     std::string style = "llama";
@@ -131,8 +112,8 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
 /// Usage, and a line for every key: its type, what it means, its default.
 std::string train_help();
 
-/// What `loss_scale` asks for; nothing where the loss is not scaled. Throws Error for other text.
-std::optional<nn::LossScalerOptions> loss_scaler_options(const TrainConfig& config);
+/// What the plan of a run meets on `ranks` ranks, its batch aside, of which a group that has lost ranks makes a part.
+nn::PlanFacts facts_of(const TrainConfig& config, int ranks);
 
 /// For checkpoints: text that train_config_from_toml() reads back to the same values. `source` names it in errors.
 std::string to_toml(const TrainConfig& config);

@@ -20,9 +20,8 @@ Device parse_device(std::string_view text) {
   fail("device must be {}, got \"{}\"", kDeviceHelp, text);
 }
 
-Device open_device(std::string_view text, int ranks, std::int64_t memory_limit) {
-  const Device device = parse_device(text);
-  check(device == Device::cpu() || ranks == 1, "device = {} on {} ranks: {}", text, ranks, kRanksOnGpus);
+Device open_device(Device device, int ranks, std::int64_t memory_limit) {
+  check(device == Device::cpu() || ranks == 1, "device = {} on {} ranks: {}", to_string(device), ranks, kRanksOnGpus);
   RankContext::current().allocator(device).set_limit(memory_limit);
   return device;
 }

@@ -14,6 +14,6 @@ Device parse_device(std::string_view text);
 
 /// Opens the device for this rank and limits the bytes of its tensors (0: no limit). Throws Error, saying what is
 /// missing, if this host has no such device, and if there are several ranks on GPUs.
-Device open_device(std::string_view text, int ranks, std::int64_t memory_limit = 0);
+Device open_device(Device device, int ranks, std::int64_t memory_limit = 0);
 
 }  // namespace sherd

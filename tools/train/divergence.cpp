@@ -35,12 +35,12 @@ DivergenceWatch::Verdict DivergenceWatch::judge(const StepMetrics& metrics) {
   if (!std::isfinite(metrics.loss) || !std::isfinite(metrics.grad_norm)) return Verdict::not_finite;
   if (is_spike(metrics.loss)) return Verdict::spike;
   history_.losses.push_back(metrics.loss);
-  if (history_.losses.size() > kMost) history_.losses.pop_front();
+  if (history_.losses.size() > kMost) history_.losses.erase(history_.losses.begin());
   return Verdict::good;
 }
 
 DivergenceWatch::Usual DivergenceWatch::usual_loss() const {
-  std::vector<double> values(history_.losses.begin(), history_.losses.end());
+  std::vector<double> values = history_.losses;
   const double median = median_of(values);
   for (double& value : values) value = std::abs(value - median);
   return {median, std::max(median_of(std::move(values)), kSmallest * std::abs(median))};

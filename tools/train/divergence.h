@@ -1,10 +1,11 @@
 #pragma once
 // Which steps of a run are no steps: their loss or gradient norm is not finite, or the loss has jumped.
-#include <deque>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "runtime/op/attrs/attr_list.h"
 #include "tools/train/metrics.h"
 
 namespace sherd {
@@ -43,7 +44,9 @@ class DivergenceWatch {
   /// What it knows of the last steps: of another watch, which has judged them. Losses are finite.
   struct History {
     int skips_in_a_row = 0;
-    std::deque<double> losses{};  ///< of the last good steps
+    std::vector<double> losses{};  ///< of the last good steps
+    static constexpr AttrField fields[] = {attr<&History::skips_in_a_row>("skips_in_a_row"),
+                                           attr<&History::losses>("losses")};
   };
   const History& history() const { return history_; }
   void go_on_from(History history) { history_ = std::move(history); }

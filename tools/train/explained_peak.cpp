@@ -5,7 +5,6 @@
 #include "runtime/exec/context.h"
 #include "runtime/tensor/error.h"
 #include "tools/train/device_flag.h"
-#include "tools/train/job_mesh.h"
 
 namespace sherd {
 
@@ -13,8 +12,8 @@ namespace {
 
 // Between backward and update, for what parameters have as gradients then.
 void leave_gradients(TrainStep& step, const TrainConfig& config, int ranks) {
-  const std::int64_t local = config.batch / count_data_ranks(mesh_of(config.mesh, ranks));
-  const Tensor tokens = Tensor::empty({local, config.model.sequence}, DType::i32, parse_device(config.device));
+  const std::int64_t local = config.batch / nn::count_data_ranks(config.plan.mesh.of(ranks));
+  const Tensor tokens = Tensor::empty({local, config.model.sequence}, DType::i32, config.plan.device);
   step.forward_backward(tokens, tokens);
   RankContext::current().drain_queues();
 }

@@ -16,21 +16,28 @@ namespace sherd {
 namespace {
 
 // By the index of the alternative in ConfigTarget.
-constexpr std::string_view kExpected[] = {"an integer, as 1000 or 1e3", "a number", "true or false", "a string",
-                                          "true, false or an integer",  kBytesForm};
-constexpr std::string_view kPlaceholder[] = {" INTEGER", " NUMBER", "", " TEXT", " [false|N]", " BYTES"};
+constexpr std::string_view kExpected[] = {"an integer, as 1000 or 1e3",
+                                          "a number",
+                                          "true or false",
+                                          "a string",
+                                          "true, false or a number of ranks from 2",
+                                          kBytesForm,
+                                          "a string"};
+constexpr std::string_view kPlaceholder[] = {" INTEGER", " NUMBER", "", " TEXT", " [false|N]", " BYTES", " TEXT"};
 
-ConfigValue value_of(const SwitchOrNumber* field) {
-  return std::visit([](auto value) -> ConfigValue { return value; }, *field);
+ConfigValue value_of(const nn::ReshardAfterForward* field) {
+  if (const std::optional<int> ranks = field->ranks()) return std::int64_t{*ranks};
+  return !field->is_off();
 }
 ConfigValue value_of(ByteField bytes) { return *bytes.field; }
+ConfigValue value_of(const TextField& field) { return field.text(); }
 template <class T>
 ConfigValue value_of(const T* field) {
   return *field;
 }
 
 ConfigValue read_target(const ConfigTarget& target) {
-  return std::visit([](auto field) { return value_of(field); }, target);
+  return std::visit([](const auto& field) { return value_of(field); }, target);
 }
 
 /// A double that is whole, as TOML has it for 1e3, as an integer.
@@ -60,10 +67,18 @@ bool store(const ConfigValue& value, double* field) {
   else return false;
   return true;
 }
-bool store(const ConfigValue& value, SwitchOrNumber* field) {
-  if (const auto* flag = std::get_if<bool>(&value)) *field = *flag;
-  else return assign(whole_of(value), field);
+bool store(const ConfigValue& value, nn::ReshardAfterForward* field) {
+  const auto* const flag = std::get_if<bool>(&value);
+  const std::optional<std::int64_t> ranks = whole_of(value);
+  if (flag != nullptr) *field = *flag;
+  else if (ranks && std::in_range<int>(*ranks)) *field = static_cast<int>(*ranks);
+  else return false;
   return true;
+}
+bool store(const ConfigValue& value, const TextField& field) {
+  const auto* const text = std::get_if<std::string>(&value);
+  if (text != nullptr) field.set(*text);
+  return text != nullptr;
 }
 template <class T>
 bool store(const ConfigValue& value, T* field) {
@@ -76,11 +91,12 @@ bool store(const ConfigValue& value, T* field) {
 std::optional<ConfigValue> read_text(std::string_view text, const std::int64_t*) { return parse_count(text); }
 std::optional<ConfigValue> read_text(std::string_view text, const double*) { return number_of(text); }
 std::optional<ConfigValue> read_text(std::string_view text, const std::string*) { return std::string(text); }
+std::optional<ConfigValue> read_text(std::string_view text, const TextField&) { return std::string(text); }
 std::optional<ConfigValue> read_text(std::string_view text, ByteField) { return parse_bytes(text); }
 std::optional<ConfigValue> read_text(std::string_view text, const bool*) {
   return text == "true" || text == "false" ? std::optional<ConfigValue>(text == "true") : std::nullopt;
 }
-std::optional<ConfigValue> read_text(std::string_view text, const SwitchOrNumber*) {
+std::optional<ConfigValue> read_text(std::string_view text, const nn::ReshardAfterForward*) {
   const auto number = parse_count(text);
   return number ? number : read_text(text, static_cast<const bool*>(nullptr));
 }
@@ -147,15 +163,18 @@ void ConfigTable::set(std::string_view key, const ConfigValue& value, std::strin
   if (row == nullptr) fail_unknown(key, where);
   if (const auto* text = std::get_if<std::string>(&value))
     check(find_invalid_utf8(*text) == std::string::npos, "{}: the value of {} is not valid UTF-8", where, key);
-  if (!std::visit([&](auto field) { return store(value, field); }, row->target))
-    fail_type(key, to_string(value), where);
+  bool is_stored = false;
+  try {
+    is_stored = std::visit([&](const auto& field) { return store(value, field); }, row->target);
+  } catch (const Error& error) { fail("{}: {}", where, error.message()); }
+  if (!is_stored) fail_type(key, to_string(value), where);
   given_.emplace(key);
 }
 
 void ConfigTable::set_text(std::string_view key, std::string_view text, std::string_view where) {
   const Row* row = find(key);
   if (row == nullptr) fail_unknown(key, where);
-  const auto value = std::visit([&](auto field) { return read_text(text, field); }, row->target);
+  const auto value = std::visit([&](const auto& field) { return read_text(text, field); }, row->target);
   if (!value) fail_type(key, quote(text), where);
   set(key, *value, where);
 }
@@ -168,12 +187,12 @@ bool ConfigTable::has_section(std::string_view name) const {
 bool ConfigTable::is_switch(std::string_view key) const {
   const Row* row = find(key);
   return row != nullptr &&
-         (std::holds_alternative<bool*>(row->target) || std::holds_alternative<SwitchOrNumber*>(row->target));
+         (std::holds_alternative<bool*>(row->target) || std::holds_alternative<nn::ReshardAfterForward*>(row->target));
 }
 
 bool ConfigTable::is_switch_value(std::string_view key, std::string_view text) const {
   const Row* row = find(key);
-  const bool takes_number = row != nullptr && std::holds_alternative<SwitchOrNumber*>(row->target);
+  const bool takes_number = row != nullptr && std::holds_alternative<nn::ReshardAfterForward*>(row->target);
   return text == "true" || text == "false" || (takes_number && parse_count(text));
 }
 

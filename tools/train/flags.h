@@ -13,18 +13,29 @@
 #include <variant>
 #include <vector>
 
-namespace sherd {
+#include "nn/parallel/shard/unit/policy.h"
+#include "nn/plan/text_value.h"
 
-/// A switch that may have a number instead: `true`, `false` or `2`.
-using SwitchOrNumber = std::variant<bool, std::int64_t>;
+namespace sherd {
 
 /// A field that counts bytes: its text may have a unit, as "8GB" (runtime/tensor/quantity.h).
 struct ByteField {
   std::int64_t* field;
 };
 
+/// A field that is made from its text, and throws Error for a wrong one.
+struct TextField {
+  std::function<std::string()> text;
+  std::function<void(std::string_view)> set;
+};
+template <nn::TextValue T>
+TextField text_field(T& field) {
+  return {[&field] { return std::string(field.text()); }, [&field](std::string_view text) { field = T(text); }};
+}
+
 using ConfigValue = std::variant<std::int64_t, double, bool, std::string>;
-using ConfigTarget = std::variant<std::int64_t*, double*, bool*, std::string*, SwitchOrNumber*, ByteField>;
+using ConfigTarget =
+    std::variant<std::int64_t*, double*, bool*, std::string*, nn::ReshardAfterForward*, ByteField, TextField>;
 
 /// Whether a key decides the numbers of a run (its recipe), only how they are rounded, in sums of other parts or on
 /// another device, or only where, when and how fast it runs.

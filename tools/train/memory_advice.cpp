@@ -8,7 +8,6 @@
 #include <optional>
 
 #include "tools/train/explained_peak.h"
-#include "tools/train/job_mesh.h"
 #include "tools/train/predicted_peak.h"
 #include "tools/train/stop_signals.h"
 
@@ -46,23 +45,25 @@ std::vector<std::string> smaller_batches(std::int64_t batch, std::int64_t unit) 
 
 // In the order in which they are taken back: what costs most comes first, the batch, another recipe, before all.
 std::vector<Lever> levers_of(TrainConfig config, int ranks) {
-  const int data_ranks = count_data_ranks(mesh_of(config.mesh, ranks));
+  const int data_ranks = nn::count_data_ranks(config.plan.mesh.of(ranks));
+  const nn::TrainingPlan& plan = config.plan;
   std::vector<Lever> levers{{"batch", smaller_batches(config.batch, data_ranks)}};
   // Where replicas divide the shards they stay in memory, and the strongest strategy of a hybrid one is that.
-  const bool may_offload_all = config.fully_shard && config.gather == "exact" && !config.strategy.starts_with("hybrid");
-  levers.push_back({"offload", may_offload_all ? after({"none", "optimizer", "all"}, config.offload)
-                                               : after({"none", "optimizer"}, config.offload)});
-  levers.push_back({"offload_activations", after({"none", "blocks"}, config.offload_activations)});
+  const bool may_offload_all = plan.fully_shard && plan.gather.is_exact() && !plan.strategy.policy().needs_replicas;
+  levers.push_back({"offload", may_offload_all ? after({"none", "optimizer", "all"}, plan.offload.text())
+                                               : after({"none", "optimizer"}, plan.offload.text())});
+  levers.push_back({"offload_activations", after({"none", "blocks"}, plan.offload_activations.text())});
   levers.push_back(
-      {"units", config.fully_shard ? after({"coarse", "block", "fine"}, config.units) : std::vector<std::string>{}});
-  if (config.fully_shard && config.accumulate > 1 && data_ranks > 1 && !config.accumulate_shards)
+      {"units", plan.fully_shard ? after({"coarse", "block", "fine"}, plan.units.text()) : std::vector<std::string>{}});
+  if (plan.fully_shard && plan.micro_batches > 1 && data_ranks > 1 && !plan.accumulate_shards)
     levers.push_back({"accumulate_shards", {"true"}});
-  levers.push_back({"accumulate", finer_parts(config.accumulate, config.batch / data_ranks)});
-  levers.push_back({"recompute", after({"none", "selective", "full"}, config.recompute)});
-  if (config.fully_shard && data_ranks > 1) {
+  levers.push_back({"accumulate", finer_parts(plan.micro_batches, config.batch / data_ranks)});
+  levers.push_back({"recompute", after({"none", "selective", "full"}, plan.recompute.text())});
+  if (plan.fully_shard && data_ranks > 1) {
     std::vector<std::string> values = after({"no_shard", "shard_optimizer", "shard_grad_op", "full_shard"},
-                                            config.strategy == "replicate" ? "no_shard" : config.strategy);
-    if (values.empty()) values = after({"hybrid_shard_grad_op", "hybrid_shard", "hybrid_shard_state"}, config.strategy);
+                                            plan.strategy == "replicate" ? "no_shard" : plan.strategy.text());
+    if (values.empty())
+      values = after({"hybrid_shard_grad_op", "hybrid_shard", "hybrid_shard_state"}, plan.strategy.text());
     levers.push_back({"strategy", values});
   }
   std::erase_if(levers, [](const Lever& lever) { return lever.values.empty(); });

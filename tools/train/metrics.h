@@ -7,6 +7,7 @@
 
 #include "nn/checkpoint/save/snapshot.h"
 #include "runtime/memory/accounting.h"
+#include "runtime/op/attrs/attr_list.h"
 #include "tools/train/config.h"
 #include "tools/train/output_file.h"
 #include "tools/train/run_times.h"
@@ -45,6 +46,8 @@ struct StepMetrics {
   struct Regroup {
     std::vector<int> lost{}, returned{};  ///< replicas
     double seconds = 0;
+    static constexpr AttrField fields[] = {attr<&Regroup::lost>("lost"), attr<&Regroup::returned>("returned"),
+                                           attr<&Regroup::seconds>("seconds")};
   };
   std::optional<Regroup> regroup{};
 };

@@ -15,8 +15,7 @@
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/core/grad_mode.h"
-#include "tools/train/device_flag.h"
-#include "tools/train/job_mesh.h"
+#include "tools/train/saved_mesh.h"
 
 namespace sherd {
 
@@ -28,11 +27,12 @@ class Prediction {
       : config_(config),
         options_(options),
         scope_(fmt::format("rank {} of {}", rank, ranks), {.ghost = true}),
-        device_(parse_device(config.device)),
+        device_(config.plan.device),
         memory_(RankContext::current().allocator(device_)) {
     set_world_group(make_ghost_group(rank, ranks));
     memory_.set_limit(options.memory_limit);
-    const JobMesh mesh(config_.mesh, world_group(), config_.link);
+    const nn::JobMesh mesh(config_.plan.mesh, world_group());
+    config_.link.shape(mesh);
     if (ranks > 1) RankContext::current().rank_text = mesh.rank_text();
     local_batch_ = local_batch(config_, mesh.num_data_ranks());
     mesh_.emplace(mesh);
@@ -54,7 +54,7 @@ class Prediction {
 
  private:
   PredictedPeak train(std::int64_t data_vocabulary) {
-    step_.emplace(config_, *mesh_, device_, data_vocabulary);
+    step_.emplace(config_, *mesh_, data_vocabulary);
     note("building the model");
     if (config_.save_async && device_ == Device::cpu()) {
       saver_.emplace(*world_group());
@@ -62,12 +62,12 @@ class Prediction {
       note("taking memory for copies of what is saved");
     }
     if (options_.observe) options_.observe(*step_, 0);
-    const int steps = config_.compile ? 4 : 3;  // an order is recorded in the first, a program in the second
+    const int steps = config_.plan.compiled ? 4 : 3;  // an order is recorded in the first, a program in the second
     for (int i = 0; i < steps; ++i) update(fmt::format("step {}", i + 1));
     predicted_.held = memory_.accounting().current();
     if (options_.evaluates) {
       memory_.accounting().reset_peaks();
-      for (std::int64_t i = 0; i < std::min<std::int64_t>(config_.accumulate, 2); ++i) evaluate();
+      for (std::int64_t i = 0; i < std::min<std::int64_t>(config_.plan.micro_batches, 2); ++i) evaluate();
       count_peak();
       note("evaluation");
       update("a step after an evaluation");  // which may leave parameters gathered
@@ -94,7 +94,7 @@ class Prediction {
   void evaluate() {
     const GradMode off(false);
     step_->model().train(false);
-    const std::int64_t micro = local_batch_ / config_.accumulate;
+    const std::int64_t micro = local_batch_ / config_.plan.micro_batches;
     const Tensor loss = step_->model()(batch(micro), batch(micro)).local();
     step_->model().train(true);
   }
@@ -119,7 +119,7 @@ class Prediction {
   Allocator& memory_;
   std::int64_t local_batch_ = 0;
   int updates_ = 0;
-  std::optional<JobMesh> mesh_;
+  std::optional<nn::JobMesh> mesh_;
   std::optional<TrainStep> step_;
   std::optional<nn::AsyncSaver> saver_;
   PredictedPeak predicted_;

@@ -33,12 +33,12 @@ struct PredictOptions {
 };
 
 /// Predicts the peak of rank `rank` of `ranks` that train as `config` says, from its strategy to batch, recomputation
-/// and device, with the Trainer's loop: building, a first step, settled steps (recorded and replayed if config.compile
-/// is on), an evaluation. config.mesh names replicate where the strategy has replicas. The text has `data_vocabulary`
-/// tokens. Weights and states that are loaded, saves, and the scratch that kernels keep per thread are in no account.
-/// Takes the time of the program without its kernels, and no memory of the model's size; touches no device and
-/// communicates with nobody. Throws as resolve(), as JobMesh and as TrainStep, and Error for a batch that does not
-/// divide by the ranks with data of their own.
+/// and device, with the Trainer's loop: building, a first step, settled steps (recorded and replayed if
+/// config.plan.compiled is on), an evaluation. config.plan.mesh names replicate where the strategy has replicas. The
+/// text has `data_vocabulary` tokens. Weights and states that are loaded, saves, and the scratch that kernels keep per
+/// thread are in no account. Takes the time of the program without its kernels, and no memory of the model's size;
+/// touches no device and communicates with nobody. Throws as resolve(), as JobMesh and as TrainStep, and Error for a
+/// batch that does not divide by the ranks with data of their own.
 PredictedPeak predict_peak(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary,
                            const PredictOptions& options = {});
 

@@ -10,7 +10,6 @@
 
 #include "nn/checkpoint/format/manifest.h"
 #include "nn/checkpoint/format/saves.h"
-#include "tools/train/job_mesh.h"
 
 namespace sherd {
 
@@ -46,13 +45,6 @@ int size_of(const Axes& axes, std::string_view name) {
   for (const DeviceMesh::Axis& axis : axes)
     if (axis.name == name) return axis.size;
   return 1;
-}
-
-std::string text_of(const Axes& axes) {
-  std::string text;
-  for (const DeviceMesh::Axis& axis : axes)
-    text += fmt::format("{}{}={}", text.empty() ? "" : ",", axis.name, axis.size);
-  return text;
 }
 
 /// Calls `visit` with every mesh of these axes that is nowhere larger.
@@ -104,26 +96,27 @@ std::string saves_of_earlier_start(const TrainConfig& config, const RankInfo& ra
 }
 
 RanksThatFit ranks_that_fit(const TrainConfig& config, const RankInfo& rank) {
-  if (rank.world_size >= rank.full_world_size) return {rank.world_size, config.mesh, ""};
-  const Axes full = parse_mesh(config.mesh, rank.full_world_size);
+  if (rank.world_size >= rank.full_world_size) return {rank.world_size, config.plan.mesh, ""};
+  const Axes full = config.plan.mesh.over(rank.full_world_size);
   Axes axes = full;
   std::optional<Axes> best;
   const auto worth = [](const Axes& mesh) {
     return std::tuple(product(mesh), size_of(mesh, "tp"), -size_of(mesh, "replicate"));
   };
-  const auto* const slices = std::get_if<std::int64_t>(&config.reshard_after_forward);
+  const int slices = config.plan.reshard_after_forward.ranks().value_or(1);
   each_smaller(full, axes, 0, [&](const Axes& mesh) {
-    if (slices && *slices > 0 && size_of(mesh, "dp") % *slices != 0) return;
-    if (product(mesh) > rank.world_size || config.batch % (count_data_ranks(mesh) * config.accumulate) != 0) return;
+    if (size_of(mesh, "dp") % slices != 0) return;
+    if (product(mesh) > rank.world_size || config.batch % (nn::count_data_ranks(mesh) * config.plan.micro_batches) != 0)
+      return;
     if (!best || worth(mesh) > worth(*best)) best = mesh;
   });
   check(best.has_value(),
         "no mesh of at most {} ranks divides batch = {} into accumulate = {} micro-batches and is divided by "
         "reshard_after_forward",
-        rank.world_size, config.batch, config.accumulate);
-  RanksThatFit fit{product(*best), config.mesh.empty() ? "" : text_of(*best), ""};
+        rank.world_size, config.batch, config.plan.micro_batches);
+  RanksThatFit fit{product(*best), config.plan.mesh.is_open() ? nn::MeshAxes() : nn::MeshAxes(*best), ""};
   fit.text = fmt::format("{} of the {} ranks of the first start are left: trains on {} of them, {}", rank.world_size,
-                         rank.full_world_size, fit.ranks, text_of(*best));
+                         rank.full_world_size, fit.ranks, nn::MeshAxes(*best).text());
   return fit;
 }
 

@@ -27,7 +27,7 @@ std::string saves_of_earlier_start(const TrainConfig& config, const RankInfo& ra
 
 struct RanksThatFit {
   int ranks = 1;
-  std::string mesh;  ///< for as many, as TrainConfig::mesh
+  nn::MeshAxes mesh{};  ///< for as many
   std::string text;  ///< what is different from the first start; empty: nothing
 };
 

@@ -24,6 +24,8 @@ struct RunRecord {
   std::vector<int> replicas{};  ///< of the group
   SurvivalCounts counts{};
   std::optional<StepMetrics::Regroup> regroup{};  ///< that no step has told of yet
+
+  static const AttrField fields[14];
 };
 
 /// One line. Numbers keep their bits, NaN and infinities too.

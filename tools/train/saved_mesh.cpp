@@ -1,22 +1,27 @@
 #include "tools/train/saved_mesh.h"
 
+#include <algorithm>
 #include <vector>
-
-#include "nn/parallel/shard/unit/policy.h"
-#include "tools/train/job_mesh.h"
 
 namespace sherd {
 
 namespace {
 
 int size_of_dp(const TrainConfig& config, int ranks) {
-  for (const DeviceMesh::Axis& axis : parse_mesh(config.mesh, ranks))
+  for (const DeviceMesh::Axis& axis : config.plan.mesh.over(ranks))
     if (axis.name == "dp") return axis.size;
   return 1;
 }
 
-std::string without_replicas(const std::string& strategy) {
-  nn::UnitPolicy policy = nn::strategy(strategy);
+/// The most ranks with data of their own, below `data_ranks`, that the batch divides into: "2 ranks".
+std::string ranks_that_divide(const TrainConfig& config, std::int64_t data_ranks) {
+  std::int64_t ranks = std::max<std::int64_t>(data_ranks - 1, 1);
+  while (ranks > 1 && config.batch % (ranks * config.plan.micro_batches) != 0) --ranks;
+  return fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s");
+}
+
+std::string without_replicas(const nn::Strategy& strategy) {
+  nn::UnitPolicy policy = strategy.policy();
   policy.optimizer = policy.parameters;  // without replicas nothing is divided among them
   return std::string(nn::strategy_name(policy, false));
 }
@@ -25,29 +30,39 @@ std::string without_replicas(const std::string& strategy) {
 
 std::string take_ranks_there_are(TrainConfig& config, const ConfigTable& given, int ranks) {
   std::vector<std::string> changes;
-  const std::int64_t saved = count_ranks(config.mesh, ranks);
+  const std::int64_t saved = config.plan.mesh.count(ranks);
   if (saved != ranks && !given.is_given("mesh")) {
-    changes.push_back(fmt::format("mesh {} is for {} ranks, takes dp={}", config.mesh, saved, ranks));
-    config.mesh.clear();
-    if (!given.is_given("strategy") && nn::strategy(config.strategy).needs_replicas) {
-      const std::string plain = without_replicas(config.strategy);
-      changes.push_back(fmt::format("strategy {} copies over replicate, takes {}", config.strategy, plain));
-      config.strategy = plain;
+    changes.push_back(fmt::format("mesh {} is for {} ranks, takes dp={}", config.plan.mesh.text(), saved, ranks));
+    config.plan.mesh = {};
+    if (!given.is_given("strategy") && config.plan.strategy.policy().needs_replicas) {
+      const std::string plain = without_replicas(config.plan.strategy);
+      changes.push_back(fmt::format("strategy {} copies over replicate, takes {}", config.plan.strategy.text(), plain));
+      config.plan.strategy = plain;
     }
-    if (!given.is_given("link") && config.link.find('=') != std::string::npos) {
-      changes.push_back(fmt::format("link {} is of axes of that mesh, takes none", config.link));
-      config.link.clear();
+    if (!given.is_given("link") && config.link.names_axes()) {
+      changes.push_back(fmt::format("link {} is of axes of that mesh, takes none", config.link.text()));
+      config.link = {};
     }
   }
-  const auto* const slices = std::get_if<std::int64_t>(&config.reshard_after_forward);
-  if (slices != nullptr && *slices > 0 && !given.is_given("reshard_after_forward") &&
-      size_of_dp(config, ranks) % *slices != 0) {
+  const std::optional<int> slices = config.plan.reshard_after_forward.ranks();
+  if (slices && *slices > 0 && !given.is_given("reshard_after_forward") && size_of_dp(config, ranks) % *slices != 0) {
     changes.push_back(fmt::format("reshard_after_forward {} does not divide dp, takes true", *slices));
-    config.reshard_after_forward = true;
+    config.plan.reshard_after_forward = true;
   }
   if (changes.empty()) return "";
   return fmt::format("resume from {} on {} rank{}: {}{}", config.resume, ranks, ranks == 1 ? "" : "s",
                      fmt::join(changes, "; "), ranks == 1 ? "" : "; pass --mesh to choose");
+}
+
+std::int64_t local_batch(const TrainConfig& config, std::int64_t data_ranks) {
+  const nn::TrainingPlan& plan = config.plan;
+  const bool divides = config.batch % (data_ranks * plan.micro_batches) == 0;
+  const bool can_split = plan.mesh.is_open() && config.model.kv_heads > 0 && config.model.kv_heads % data_ranks == 0;
+  check(divides || config.resume.empty(),
+        "batch = {} does not divide into {} ranks x {} micro-batches, and a resume keeps the batch; go on with {}{}",
+        config.batch, data_ranks, plan.micro_batches, ranks_that_divide(config, data_ranks),
+        can_split ? fmt::format(", or give the ranks to tp by --mesh dp=1,tp={}", data_ranks) : "");
+  return nn::local_batch(plan, config.batch, data_ranks);
 }
 
 }  // namespace sherd

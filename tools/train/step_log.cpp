@@ -68,7 +68,7 @@ void StepLog::arrived(StepMetrics metrics, const Begun& begun, std::span<const d
   raise(summary_.peak_bytes, metrics.memory_bytes);
   if (metrics.step == first_step_ + 1 && !has_first_loss_) summary_.first_loss = metrics.loss;
   last_losses_.push_back(metrics.loss);
-  if (last_losses_.size() > 10) last_losses_.pop_front();
+  if (last_losses_.size() > 10) last_losses_.erase(last_losses_.begin());
   summary_.last_losses_mean =
       std::accumulate(last_losses_.begin(), last_losses_.end(), 0.0) / static_cast<double>(last_losses_.size());
   using enum DivergenceWatch::Verdict;

@@ -21,6 +21,9 @@ namespace sherd {
 struct SurvivalCounts {
   std::int64_t lost = 0, returned = 0;  ///< replicas
   double lost_seconds = 0, returned_seconds = 0;
+  static constexpr AttrField fields[] = {
+      attr<&SurvivalCounts::lost>("lost"), attr<&SurvivalCounts::returned>("returned"),
+      attr<&SurvivalCounts::lost_seconds>("lost_seconds"), attr<&SurvivalCounts::returned_seconds>("returned_seconds")};
 };
 
 /// What a finished run leaves for its report.
@@ -77,9 +80,15 @@ class StepLog {
   /// another group of ranks (run_record.h).
   struct History {
     std::optional<double> first_loss{}, val_loss{};
-    std::deque<double> last_losses{};
+    std::vector<double> last_losses{};
     std::int64_t skipped_steps = 0, rollbacks = 0;
     DivergenceWatch::History watch{};
+    static constexpr AttrField fields[] = {attr<&History::first_loss>("first_loss").optional(),
+                                           attr<&History::val_loss>("val_loss").optional(),
+                                           attr<&History::last_losses>("last_losses"),
+                                           attr<&History::skipped_steps>("skipped_steps"),
+                                           attr<&History::rollbacks>("rollbacks"),
+                                           attr<&History::watch>("watch")};
   };
   History history() const;
   void go_on_from(History history);
@@ -102,7 +111,7 @@ class StepLog {
   TrainSummary summary_;
   DivergenceWatch watch_;
   std::optional<Divergence> diverged_;
-  std::deque<double> last_losses_;
+  std::vector<double> last_losses_;
   bool has_first_loss_ = false;  // of an earlier log
   Begun begun_;
   RunClock clock_;

@@ -12,10 +12,7 @@
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"
-#include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
-#include "tools/train/offload_flag.h"
-#include "tools/train/sharding.h"
 
 namespace sherd {
 
@@ -23,22 +20,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-void check_survives(const TrainConfig& config, int replicas) {
-  const auto check_that = [](bool holds, const std::string& text) { check_usage(holds, "run --survive: {}", text); };
+void check_run_survives(const TrainConfig& config, int ranks) {
+  const auto check_that = [](bool holds, std::string_view text) { check_usage(holds, "run --survive: {}", text); };
   check_that(config.group != "thread", "ranks that are threads of one process end together; leave out --group thread");
-  check_that(replicas > 1,
-             fmt::format("a run outlives one of several replicas, and mesh = \"{}\" has one; pass --strategy "
-                         "hybrid_shard --mesh replicate=2,dp=N, or --restarts N for a run that goes on from its saves",
-                         config.mesh));
-  check_that(unit_policy(config).optimizer != nn::ShardedOver::all,
-             fmt::format("strategy = {} divides the optimizer's state among the replicas, so it dies with each of "
-                         "them; take hybrid_shard",
-                         config.strategy));
-  check_that(parse_device(config.device) == Device::cpu(),
-             fmt::format("device = {}: ranks outlive others on the host only", config.device));
-  check_that(!parse_offload(config.offload).any(),
-             fmt::format("offload = {}: what lies outside of memory is not carried to the next group; leave it out",
-                         config.offload));
+  try {
+    nn::check_survives(config.plan, ranks);
+  } catch (const Error& error) { check_that(false, error.message()); }
   check_that(config.on_nonfinite != "rollback",
              "on_nonfinite = rollback goes back to a save, which ranks may be lost in; take stop or skip");
   check_that(config.trace.empty(), "a trace is of one group of ranks; leave out --trace");
@@ -47,11 +34,11 @@ void check_survives(const TrainConfig& config, int replicas) {
 }  // namespace
 
 ReplicaLayout::ReplicaLayout(const TrainConfig& config, int ranks)
-    : axes_(as_usage([&] { return sherd::mesh_of(config.mesh, ranks); })) {
+    : axes_(as_usage([&] { return config.plan.mesh.of(ranks); })) {
   for (const DeviceMesh::Axis& axis : axes_)
     if (axis.name == "replicate") num_replicas_ = axis.size;
-  check_survives(config, num_replicas_);
-  num_data_ranks_ = count_data_ranks(axes_);
+  check_run_survives(config, ranks);
+  num_data_ranks_ = nn::count_data_ranks(axes_);
   for (int rank = 0; rank < ranks; ++rank) {
     Place place{0, 0};
     int stride = ranks;
@@ -87,11 +74,11 @@ std::vector<int> ReplicaLayout::replicas_of(const std::vector<int>& ranks) const
   return {found.begin(), found.end()};
 }
 
-std::string ReplicaLayout::mesh_of(int replicas) const {
-  std::vector<std::string> axes;
-  for (const DeviceMesh::Axis& axis : axes_)
-    axes.push_back(fmt::format("{}={}", axis.name, axis.name == "replicate" ? replicas : axis.size));
-  return fmt::format("{}", fmt::join(axes, ","));
+nn::MeshAxes ReplicaLayout::mesh_of(int replicas) const {
+  std::vector<DeviceMesh::Axis> axes = axes_;
+  for (DeviceMesh::Axis& axis : axes)
+    if (axis.name == "replicate") axis.size = replicas;
+  return nn::MeshAxes(std::move(axes));
 }
 
 Survivor::Survivor(SurvivorOptions options)
@@ -111,9 +98,9 @@ Survivor::Survivor(SurvivorOptions options)
 void Survivor::come_back() {
   const std::chrono::milliseconds deadline(static_cast<std::int64_t>(options_.config.deadline * 1000));
   const std::string vocabulary = options_.store->get(survival_key::kVocabulary, deadline);
-  auto data = std::make_shared<TokenData>(TokenData::open(options_.config.data, Vocabulary::from_text(vocabulary)));
+  RunData data(TokenData::open(options_.config.data, Vocabulary::from_text(vocabulary)));
   data->check_sequence(options_.config.model.sequence);
-  data_content_ = data->files().content_hash().to_text();
+  data.read_content();
   data_ = std::move(data);
   options_.store->set(survival_key::ready(options_.life, options_.rank), "1");
   now_ = generations_.agree({.has_state = false});
@@ -181,7 +168,6 @@ std::optional<int> Survivor::train_in_group(const Work& work) {
 // From here on the launcher knows whom it may lose. All ranks have the state.
 void Survivor::announce(Trainer& trainer) {
   data_ = trainer.shared_data();
-  data_content_ = trainer.data_content();
   if (options_.rank == 0) options_.store->set(survival_key::kVocabulary, data_->vocabulary().to_text());
   trainer.group().host().barrier();
   if (options_.rank == 0) {
@@ -207,7 +193,7 @@ void Survivor::carry(Trainer& trainer) {
 TrainConfig Survivor::config_of_group() const {
   TrainConfig config = options_.config;
   if (now_.generation.number == 0) return config;
-  config.mesh = layout_.mesh_of(static_cast<int>(layout_.replicas_of(now_.generation.ranks).size()));
+  config.plan.mesh = layout_.mesh_of(static_cast<int>(layout_.replicas_of(now_.generation.ranks).size()));
   config.resume.clear();  // the state is in memory
   config.init_from.clear();
   return config;
@@ -237,7 +223,6 @@ TrainGroup Survivor::place_in_group() {
   place.record = record_;
   place.seconds_before = std::chrono::duration<double>(Clock::now() - still_since_).count();
   place.data = data_;
-  place.data_content = data_content_;
   place.has_next = [this] {
     if (Clock::now() - looked_at_ < options_.look_every) return false;
     looked_at_ = Clock::now();

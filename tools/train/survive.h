@@ -36,7 +36,7 @@ class ReplicaLayout {
   /// Replicas that `ranks` make up. Error unless they are whole replicas.
   std::vector<int> replicas_of(const std::vector<int>& ranks) const;
   /// The same mesh of `replicas` replicas.
-  std::string mesh_of(int replicas) const;
+  nn::MeshAxes mesh_of(int replicas) const;
 
  private:
   struct Place {
@@ -102,8 +102,7 @@ class Survivor {
   std::int64_t updates_ = 0;
   nn::CarriedState state_;
   RunRecord record_;
-  std::shared_ptr<const TokenData> data_;
-  std::string data_content_;
+  RunData data_;
   std::chrono::steady_clock::time_point still_since_;  // no step is made
   std::chrono::steady_clock::time_point looked_at_;    // for the next generation
 };

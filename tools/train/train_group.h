@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "nn/checkpoint/full/carried_state.h"
-#include "nn/data/token_data.h"
 #include "tools/train/metrics.h"
+#include "tools/train/run_data.h"
 #include "tools/train/run_record.h"
 
 namespace sherd {
@@ -28,8 +28,7 @@ struct TrainGroup {
   const nn::CarriedState* state{};          ///< this rank's; empty if it has none
   RunRecord record{};                       ///< of a rank that has the state
   double seconds_before = 0;                ///< that a step which was left had taken
-  std::shared_ptr<const TokenData> data{};  ///< may be there in the first group too: null
-  std::string data_content{};               ///< ContentHash::to_text()
+  RunData data{};                           ///< may lack its tokens in the first group, where they are read
 
   /// Asked by rank 0 between steps: whether the next group is to be formed.
   std::function<bool()> has_next{};

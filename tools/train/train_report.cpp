@@ -5,10 +5,10 @@
 
 #include "nn/parallel/extensions/blocks.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
+#include "nn/plan/apply.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/purpose.h"
 #include "tools/train/explained_peak.h"
-#include "tools/train/sharding.h"
 
 namespace sherd {
 
@@ -27,8 +27,8 @@ std::int64_t bytes_in_8_bits(const UnitLayout& unit, bool has_vectors) {
 
 // The formula is that of one axis, and of parameters that are gathered in every pass, among all its ranks.
 bool has_formula(const Trainer& trainer, const TrainConfig& config) {
-  return trainer.mesh().root().ndim() == 1 && unit_policy(config).parameters != nn::ShardedOver::none &&
-         std::holds_alternative<bool>(config.reshard_after_forward);
+  return trainer.mesh().root().ndim() == 1 && nn::unit_policy(config.plan, {}).parameters != nn::ShardedOver::none &&
+         !config.plan.reshard_after_forward.ranks();
 }
 
 // What one step should communicate where parameters are sharded: every group is gathered for forward, resharding groups
@@ -37,23 +37,24 @@ bool has_formula(const Trainer& trainer, const TrainConfig& config) {
 CommCounts formula(Trainer& trainer, const TrainConfig& config) {
   CommCounts expected;
   if (trainer.group().size() == 1) return expected;
-  const auto& after_forward = unit_policy(config).reshard_after_forward;
+  const auto after_forward = nn::unit_policy(config.plan, {}).reshard_after_forward;
   const bool reshards = !after_forward || !after_forward->is_off();
   const auto units = nn::units(trainer.model());
-  const std::int64_t reductions = config.accumulate_shards ? config.accumulate : 1;
-  const std::int64_t made = byte_size(dtype_from_name(config.param_dtype)), summed = waiting_gradient_bytes(config);
-  const bool gathers_8_bits = config.gather == "int8", reduces_8_bits = config.reduce == "int8";
+  const std::int64_t reductions = config.plan.accumulate_shards ? config.plan.micro_batches : 1;
+  const std::int64_t made = byte_size(config.plan.param_dtype), summed = nn::waiting_gradient_bytes(config.plan);
+  const bool gathers_8_bits = !config.plan.gather.is_exact(), reduces_8_bits = !config.plan.reduce.is_exact();
   CommCounts::Item& reduction = reduces_8_bits ? expected.all_to_all : expected.reduce_scatter;
   for (const nn::UnitHandle& unit : units) {
     std::int64_t elements = 0;
     for (const nn::Parameter* p : unit.parameters()) elements += p->numel();
     const bool is_root = unit == nn::unit_of(trainer.model());
-    const std::int64_t gathers = (!is_root && reshards ? 2 : 1) * config.accumulate;
+    const std::int64_t gathers = (!is_root && reshards ? 2 : 1) * config.plan.micro_batches;
     expected.all_gather.calls += gathers;
     expected.all_gather.bytes += gathers * (gathers_8_bits ? bytes_in_8_bits(unit.layout(), false) : elements * made);
     reduction.calls += reductions;
-    reduction.bytes += reductions * (reduces_8_bits ? bytes_in_8_bits(unit.layout(), true)
-                                                    : elements * (reductions < config.accumulate ? summed : made));
+    reduction.bytes +=
+        reductions * (reduces_8_bits ? bytes_in_8_bits(unit.layout(), true)
+                                     : elements * (reductions < config.plan.micro_batches ? summed : made));
   }
   expected.all_reduce = {2, 8 + 4};  // the squared norm in f64, the loss in f32
   return expected;

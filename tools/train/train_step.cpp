@@ -3,19 +3,14 @@
 #include <limits>
 
 #include "nn/layers/dropout.h"
-#include "nn/offload_activations.h"
 #include "nn/optim/clip.h"
 #include "nn/optim/update_agreement.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
-#include "nn/parallel/tensor_parallel.h"
-#include "nn/recompute.h"
+#include "nn/plan/apply.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/rows/ops.h"
-#include "tools/train/activation_flag.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/model_factory.h"
-#include "tools/train/offload_flag.h"
-#include "tools/train/sharding.h"
 
 namespace sherd {
 
@@ -37,21 +32,19 @@ nn::CosineSchedule schedule_of(const TrainConfig& config) {
   return {o.lr, o.min_lr, o.warmup, o.decay_steps};
 }
 
-TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device device, std::int64_t data_vocabulary,
+TrainStep::TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::int64_t data_vocabulary,
                      const TrainStepOptions& options)
     : config_(config), mesh_(mesh), options_(options) {
-  as_usage([&] { plan(device, data_vocabulary); });
+  as_usage([&] { plan(data_vocabulary); });
   const nn::Seed seed{static_cast<std::uint64_t>(config_.seed)};
-  if (options_.draws) model_->materialize(seed, device);
-  else model_->allocate(device);
+  const nn::TrainingPlan& plan = config_.plan;
+  if (options_.draws) model_->materialize(seed, plan.device);
+  else model_->allocate(plan.device);
   optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(), adamw_options(config_.optimizer));
-  if (const OffloadChoice offload = parse_offload(config_.offload, config_.offload_keep); offload.optimizer)
-    optimizer_->offload(offload_options(offload, device, config_.memory_limit));
-  if (const ActivationChoice saved = parse_offload_activations(config_.offload_activations); saved.of_blocks)
-    nn::offload_activations(*model_, activation_options(saved, device, config_.memory_limit));
-  if (const auto scaling = loss_scaler_options(config_)) scaler_.emplace(*scaling);
+  nn::offload_state(plan, facts_of(config_, mesh_.group()->size()), *optimizer_);
+  if (const auto scaling = plan.loss_scale.options(nn::has_f16(plan))) scaler_.emplace(*scaling);
   schedule_ = schedule_of(config_);
-  if (!config_.compile) return;
+  if (!plan.compiled) return;
   const CompileOptions captured{.group = mesh_.group()};
   compiled_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return run(in); }, captured);
   compiled_evaluation_ =
@@ -59,35 +52,23 @@ TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device devi
 }
 
 // All that a wrong value can show in: the model has no memory yet, and no file and no device is touched.
-void TrainStep::plan(Device device, std::int64_t data_vocabulary) {
+void TrainStep::plan(std::int64_t data_vocabulary) {
   resolve(config_);
-  check(config_.fully_shard || mesh_.num_data_ranks() == 1,
-        "fully_shard = false on {0} ranks would train {0} separate models; pass --fully-shard true, and --strategy "
-        "no_shard for whole copies",
-        mesh_.num_data_ranks());
   const TrainConfig::Optimizer& o = config_.optimizer;
   check(options_.metrics || o.clip == 0, "optimizer.clip = {} needs the gradient norm, which is one of the metrics",
         o.clip);
-  check(!options_.agrees || (options_.metrics && device == Device::cpu() && !parse_offload(config_.offload).any()),
+  const nn::TrainingPlan& plan = config_.plan;
+  check(!options_.agrees || (options_.metrics && plan.device == Device::cpu() && !plan.offload.any()),
         "ranks agree before each update on the host, with metrics and without offload; device = {}, metrics {}, "
         "offload = {}",
-        config_.device, options_.metrics ? "on" : "off", config_.offload);
+        to_string(plan.device), options_.metrics ? "on" : "off", plan.offload.text());
   nn::set_batch_part(options_.batch_part);
   nn::set_seed({static_cast<std::uint64_t>(config_.seed)});
   nn::set_step(0);
   const nn::LanguageModelConfig architecture = model_config(config_.model, data_vocabulary);
   model_ = nn::make_language_model(architecture);
-  shard(architecture);
-}
-
-// Tensor parallelism shards matrices before fully_shard shards what each rank has of them.
-void TrainStep::shard(const nn::LanguageModelConfig& architecture) {
-  if (mesh_.tensor())
-    nn::parallelize(*model_, *mesh_.tensor(),
-                    nn::make_plan(architecture, {.sequence_parallel = config_.parallel.sequence,
-                                                 .loss_parallel = config_.parallel.loss}));
-  if (config_.recompute != "none") nn::recompute_blocks(*model_, nn::recompute_policy(config_.recompute));
-  shard_model(*model_, config_, mesh_.data());
+  nn::apply(plan, facts_of(config_, mesh_.group()->size()), *model_, mesh_,
+            nn::make_plan(architecture, plan.tensor_parallel));
 }
 
 void TrainStep::set_step(std::int64_t step) {
@@ -100,7 +81,7 @@ Tensor TrainStep::forward_backward(const Tensor& tokens, const Tensor& targets) 
 }
 
 Tensor TrainStep::micro_batches(const Tensor& tokens, const Tensor& targets, bool steps_in_backward) {
-  const std::int64_t parts = config_.accumulate, micro = tokens.size(0) / parts;
+  const std::int64_t parts = config_.plan.micro_batches, micro = tokens.size(0) / parts;
   check(tokens.size(0) == micro * parts, "a batch of {} sequences does not divide into accumulate = {} micro-batches",
         tokens.size(0), parts);
   Tensor mean_loss;
@@ -111,7 +92,7 @@ Tensor TrainStep::micro_batches(const Tensor& tokens, const Tensor& targets, boo
     if (m == parts - 1 && steps_in_backward) optimizer_->step_in_backward({.clears_gradients = !options_.metrics});
     Tensor loss = (*model_)(in, out);
     if (!whole) loss = mul(loss, 1.0 / static_cast<double>(parts));
-    if (!whole && config_.fully_shard) nn::set_requires_gradient_sync(*model_, m == parts - 1);
+    if (!whole && config_.plan.fully_shard) nn::set_requires_gradient_sync(*model_, m == parts - 1);
     backward(scaler_ ? scaler_->scale(loss) : loss);
     loss = loss.local().detach();  // every rank of the tp axis has the whole of it
     mean_loss = mean_loss.defined() ? add(mean_loss, loss) : loss;
@@ -122,8 +103,7 @@ Tensor TrainStep::micro_batches(const Tensor& tokens, const Tensor& targets, boo
 // Transfers of what is offloaded then hide behind backward. Clipping, and what may skip a step, want all gradients
 // first.
 bool TrainStep::steps_in_backward() const {
-  return parse_offload(config_.offload).any() && config_.optimizer.clip == 0 && !scaler_ &&
-         config_.on_nonfinite != "skip";
+  return config_.plan.offload.any() && config_.optimizer.clip == 0 && !scaler_ && config_.on_nonfinite != "skip";
 }
 
 Tensor TrainStep::loss_of_job(Tensor loss) const {

@@ -2,7 +2,7 @@
 // A language model in training: parameters, optimizer, and the step that updates both, on any mesh. Trainer and the
 // benchmarks train by it; data, evaluation, saves and logs are the caller's.
 //
-//   TrainStep step(config, JobMesh(config.mesh, group), Device::cpu(), data.vocabulary().size());
+//   TrainStep step(config, nn::JobMesh(config.plan.mesh, group), data.vocabulary().size());
 //   for (std::int64_t i = 0; i < config.steps; ++i) {
 //     step.set_step(i);
 //     const TrainStep::Result out = step.update(tokens, targets);  // i32 [B, T], this rank's part of the batch
@@ -18,9 +18,9 @@
 #include "nn/optim/adamw.h"
 #include "nn/optim/loss_scaler.h"
 #include "nn/optim/schedule.h"
+#include "nn/plan/job_mesh.h"
 #include "nn/random_rows.h"
 #include "tools/train/config.h"
-#include "tools/train/job_mesh.h"
 
 namespace sherd {
 
@@ -50,17 +50,17 @@ class TrainStep {
   struct Result {
     Tensor loss;           ///< mean nats per token, not scaled: of the job, or of this rank (TrainStepOptions::metrics)
     Tensor grad_norm;      ///< before clipping, not scaled; undefined without metrics
-    Tensor loss_scale;     ///< of this update; undefined if config.loss_scale asks for none
+    Tensor loss_scale;     ///< of this update; undefined if config.plan.loss_scale asks for none
     Tensor skipped_steps;  ///< this one included; undefined as well
   };
 
   /// Builds the model that config.model describes, for `data_vocabulary` tokens where it leaves that open; shards
-  /// matrices over mesh.tensor(), then all parameters over mesh.data(); draws the initial values on `device`, the same
-  /// bits on any mesh (unless options.draws is off); and makes AdamW for it. Sets the rank's seed and step of random
-  /// numbers. All ranks of the mesh make one, but without communication.
-  /// Throws ExitError of kUsage, the same on every rank: what resolve() refuses, a vocabulary that is too small, heads
-  /// that do not divide by tp, ranks that would train models of their own.
-  TrainStep(const TrainConfig& config, const JobMesh& mesh, Device device, std::int64_t data_vocabulary,
+  /// matrices over mesh.tensor(), then all parameters over mesh.data(); draws the initial values on the plan's device,
+  /// the same bits on any mesh (unless options.draws is off); and makes AdamW for it. Sets the rank's seed and step of
+  /// random numbers. All ranks of the mesh make one, but without communication. Throws ExitError of kUsage, the same on
+  /// every rank: what resolve() refuses, a vocabulary that is too small, heads that do not divide by tp, ranks that
+  /// would train models of their own.
+  TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::int64_t data_vocabulary,
             const TrainStepOptions& options = {});
   TrainStep(const TrainStep&) = delete;
   TrainStep& operator=(const TrainStep&) = delete;
@@ -70,11 +70,11 @@ class TrainStep {
   void set_step(std::int64_t step);
 
   /// One update by this rank's part of the batch: tokens and targets, i32 or i64 [B, T] on the model's device; B is a
-  /// multiple of config.accumulate, T at most the model's positions. If config.compile is set, updates are captured
-  /// and replayed, with the same bits. A norm that is not finite leaves parameters and optimizer state as they are
-  /// (unless updates are made within backward: offload without clipping);
-  /// with a loss scale such an update is skipped on all ranks and the scale backs off. Collective over the mesh; ranks
-  /// that differ along tp give the same batch. Does not wait for the device.
+  /// multiple of config.plan.micro_batches, T at most the model's positions. If config.plan.compiled is set, updates
+  /// are captured and replayed, with the same bits. A norm that is not finite leaves parameters and optimizer state as
+  /// they are (unless updates are made within backward: offload without clipping); with a loss scale such an update is
+  /// skipped on all ranks and the scale backs off. Collective over the mesh; ranks that differ along tp give the same
+  /// batch. Does not wait for the device.
   Result update(const Tensor& tokens, const Tensor& targets);
   /// The same, neither captured nor replayed.
   Result update_eagerly(const Tensor& tokens, const Tensor& targets);
@@ -83,7 +83,8 @@ class TrainStep {
   Tensor forward_backward(const Tensor& tokens, const Tensor& targets);
 
   /// The 0-d mean loss of this rank's tokens by the model in evaluation mode, in which it is left; no gradients. If
-  /// config.compile is set, it is captured, apart from updates. Collective over the mesh. Does not wait for the device.
+  /// config.plan.compiled is set, it is captured, apart from updates. Collective over the mesh. Does not wait for the
+  /// device.
   Tensor evaluate(const Tensor& tokens, const Tensor& targets);
 
   /// Whether the last update() was a replay of a captured one.
@@ -100,17 +101,16 @@ class TrainStep {
   nn::LossScaler* scaler() { return scaler_ ? &*scaler_ : nullptr; }
 
  private:
-  void plan(Device device, std::int64_t data_vocabulary);
+  void plan(std::int64_t data_vocabulary);
   bool steps_in_backward() const;
   Tensor micro_batches(const Tensor& tokens, const Tensor& targets, bool steps_in_backward);
-  void shard(const nn::LanguageModelConfig& architecture);
   Tensor loss_of_job(Tensor loss) const;
   std::vector<Tensor> run(std::span<const Tensor> in);
   std::vector<Tensor> evaluation(std::span<const Tensor> in);
   Result result_of(const std::vector<Tensor>& out) const;
 
   TrainConfig config_;
-  JobMesh mesh_;
+  nn::JobMesh mesh_;
   TrainStepOptions options_;
   std::unique_ptr<nn::LanguageModel> model_;
   std::unique_ptr<nn::AdamW> optimizer_;

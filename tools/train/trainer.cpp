@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 
 #include "nn/checkpoint/full/replicas.h"
 #include "nn/memory_names.h"
@@ -14,7 +13,6 @@
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/job/hosts.h"
 #include "runtime/comm/job/world.h"
-#include "runtime/comm/store/hmac.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
@@ -26,21 +24,10 @@
 #include "tools/train/memory_advice.h"
 #include "tools/train/model_factory.h"
 #include "tools/train/run_text.h"
-#include "tools/train/sharding.h"
+#include "tools/train/saved_mesh.h"
 #include "tools/train/stop_signals.h"
 
 namespace sherd {
-
-namespace {
-
-/// What no two hosts have in common; a random one where the system does not tell.
-std::string host_identity() {
-  std::string id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
-  return id.empty() ? random_hex(16) : id;
-}
-
-}  // namespace
 
 Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
     : config_(config), group_(std::move(group)) {
@@ -58,7 +45,7 @@ void Trainer::start() {
   open_data();
   config_.vocabulary = name(data_->vocabulary().kind());
   if (!config_.save.empty()) claim_save_folder();
-  if (place_ && !goes_on) share_names_of_saves();
+  if (place_ && !goes_on) saves_->share_names();
   build();
   if (resumed_) resume();
   if (goes_on) take_over_state();
@@ -72,11 +59,14 @@ void Trainer::open_group() {
   if (config_.threads > 0) set_threads(static_cast<int>(config_.threads));
   group_->set_deadline(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(config_.deadline)));
-  retention_.keep = static_cast<int>(config_.keep);
-  retention_.keep_every = config_.keep_every;
-  as_usage(
-      [&] { together(*group_, [&] { device_ = open_device(config_.device, group_->size(), config_.memory_limit); }); });
-  as_usage([&] { mesh_.emplace(config_.mesh, group_, config_.link); });  // its groups have the deadline of this one
+  saves_.emplace(config_, *group_);
+  as_usage([&] {
+    together(*group_, [&] { device_ = open_device(config_.plan.device, group_->size(), config_.memory_limit); });
+  });
+  as_usage([&] {
+    mesh_.emplace(config_.plan.mesh, group_);  // its groups have the deadline of this one
+    config_.link.shape(*mesh_);
+  });
   if (group_->size() > 1) RankContext::current().rank_text = mesh_->rank_text();
 }
 
@@ -103,7 +93,7 @@ void Trainer::look_together(const std::function<void()>& work) {
 }
 
 void Trainer::agree_on_config() {
-  asked_mesh_ = config_.mesh;
+  asked_mesh_ = config_.plan.mesh;
   const std::vector<std::string> texts = gather_text(*group_, to_toml(config_));
   as_usage([&] {
     together(*group_, [&] {
@@ -119,26 +109,26 @@ void Trainer::agree_on_config() {
   place_replicas();
   as_usage([&] {
     together(*group_, [&] {
-      local_batch_ =
-          local_batch(config_, place_ ? place_->data_ranks : count_data_ranks(mesh_of(config_.mesh, group_->size())));
+      local_batch_ = local_batch(
+          config_, place_ ? place_->data_ranks : nn::count_data_ranks(config_.plan.mesh.of(group_->size())));
     });
   });
 }
 
 // Names an axis of replicas for a hybrid strategy whose mesh has none.
 void Trainer::place_replicas() {
-  if (!lacks_replicas(config_)) return;
+  if (!nn::lacks_replicas(config_.plan)) return;
   RankInfo own;
   together(*group_, [&] { own = discover_rank(); });
   const int hosts = count_hosts(*group_, own);
-  config_.mesh = as_usage([&] { return mesh_with_replicas(config_.mesh, group_->size(), hosts, config_.strategy); });
+  config_.plan.mesh =
+      as_usage([&] { return config_.plan.mesh.with_replicas(group_->size(), hosts, config_.plan.strategy.text()); });
 }
 
 void Trainer::open_data() {
-  if (place_ && place_->data) {
+  if (place_ && place_->data.tokens()) {
     data_ = place_->data;
-    data_content_ = place_->data_content;
-    return compare_data();
+    return data_.compare(*group_, config_.data);
   }
   if (!resumed_ && !config_.init_from.empty()) open_initial();
   std::optional<TrainConfig> saved;
@@ -159,47 +149,14 @@ void Trainer::open_data() {
   look_together([&] {
     if (resumed_) {
       say_what_changes(*saved);
-      data_ = std::make_shared<TokenData>(
-          TokenData::open(config_.data, Vocabulary::from_text(resumed_->manifest().vocabulary)));
+      data_ = RunData(TokenData::open(config_.data, Vocabulary::from_text(resumed_->manifest().vocabulary)));
     } else {
-      data_ = std::make_shared<TokenData>(open_run_text(config_, initial_.get()));
+      data_ = RunData(open_run_text(config_, initial_.get()));
     }
     data_->check_sequence(config_.model.sequence);
   });
-  agree_on_data();
-  if (resumed_) as_usage([&] { check_data_of(resumed_->manifest()); });
-}
-
-// The first of the ranks that see the same files of one host reads them for all.
-void Trainer::agree_on_data() {
-  const TextFiles& files = data_->files();
-  std::string seen;
-  together(*group_, [&] { seen = fmt::format("{} {}", host_identity(), files.identity()); });
-  const std::vector<std::string> all_seen = gather_text(*group_, seen);
-  const auto first = static_cast<int>(std::find(all_seen.begin(), all_seen.end(), seen) - all_seen.begin());
-  ContentHash hash;
-  together(*group_, [&] {
-    if (first == group_->rank()) hash = files.content_hash();
-  });
-  const std::vector<std::string> contents = gather_text(*group_, hash.to_text());
-  data_content_ = contents[static_cast<std::size_t>(first)];
-  compare_data();
-  if (hash.is_sampled() && group_->rank() == 0)
-    say_on_stderr(
-        fmt::format("the data at {} has {} bytes: {} of them, evenly spread, stand for its content when "
-                    "ranks and resumes are compared",
-                    config_.data, hash.all_bytes, hash.hashed_bytes));
-}
-
-void Trainer::compare_data() {
-  const std::vector<std::string> prints =
-      gather_text(*group_, fmt::format("{} {}", data_->files().fingerprint(), data_content_));
-  for (std::size_t r = 1; r < prints.size(); ++r)
-    check(prints[r] == prints[0], "rank {} sees other data at {} than rank 0: {}; all ranks need the same files", r,
-          config_.data,
-          prints[r].substr(0, prints[r].find(' ')) == prints[0].substr(0, prints[0].find(' '))
-              ? "names and sizes are equal, the content is not"
-              : "names or sizes of the files differ");
+  data_.agree(*group_, config_.data);
+  if (resumed_) as_usage([&] { data_.check_is_of(resumed_->manifest(), config_.data, config_.resume); });
 }
 
 void Trainer::open_initial() {
@@ -218,7 +175,7 @@ void Trainer::build() {
     const bool is_loaded = initial_ || resumed_ || (place_ && place_->goes_on);
     TrainStepOptions options{.agrees = place_.has_value(), .draws = !is_loaded};
     if (place_) options.batch_part = nn::BatchPart{place_->data_rank, 1, place_->data_ranks};
-    step_.emplace(config_, *mesh_, device_, data_->vocabulary().size(), options);
+    step_.emplace(config_, *mesh_, data_->vocabulary().size(), options);
   } catch (OutOfMemory& error) {
     explain(error);
     throw;
@@ -240,19 +197,12 @@ std::vector<nn::StateEntry> Trainer::state() {
 }
 
 std::pair<Tensor, Tensor> Trainer::training_batch(std::int64_t step) {
-  const std::int64_t sequence = config_.model.sequence, micro = local_batch_ / config_.accumulate;
-  const std::int64_t batch = skipped_.batch_of(step);
-  const int data_ranks = place_ ? place_->data_ranks : mesh_->num_data_ranks();
-  const int data_rank = place_ ? place_->data_rank : mesh_->data_rank();
-  std::vector<std::int32_t> windows(static_cast<std::size_t>(local_batch_ * (sequence + 1)));
-  for (std::int64_t i = 0; i < local_batch_; ++i) {
-    // Micro-batch m of all ranks together is the same run of samples on any number of ranks, or dropout would differ.
-    const std::int64_t sample = (i / micro * data_ranks + data_rank) * micro + i % micro;
-    data_->training_window(static_cast<std::uint64_t>(config_.seed), batch, sample,
-                           std::span(windows).subspan(static_cast<std::size_t>(i * (sequence + 1)),
-                                                      static_cast<std::size_t>(sequence + 1)));
-  }
-  auto [tokens, targets] = inputs_and_targets(windows, local_batch_, sequence);
+  const BatchRows rows{.count = local_batch_,
+                       .micro = local_batch_ / config_.plan.micro_batches,
+                       .rank = place_ ? place_->data_rank : mesh_->data_rank(),
+                       .ranks = place_ ? place_->data_ranks : mesh_->num_data_ranks()};
+  auto [tokens, targets] = data_.training_batch(static_cast<std::uint64_t>(config_.seed), skipped_.batch_of(step), rows,
+                                                config_.model.sequence);
   return {to(std::move(tokens), device_), to(std::move(targets), device_)};
 }
 
@@ -265,9 +215,9 @@ TrainStep::Result Trainer::train_step(std::int64_t step) {
   return step_->update(tokens, targets);
 }
 
-double Trainer::evaluate() { return *evaluate_unless_stopped({}); }
+double Trainer::evaluate() { return *evaluate_unless_stopped(RunStops(*group_, {}, {})); }
 
-std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
+std::optional<double> Trainer::evaluate_unless_stopped(const RunStops& stops) {
   const StageMark stage("an evaluation");
   const PurposeScope purpose("Trainer::evaluate");
   const std::int64_t sequence = config_.model.sequence;
@@ -275,7 +225,7 @@ std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
   if (config_.eval_batches > 0) windows = std::min(windows, config_.eval_batches * config_.batch);
   double loss_sum = 0, count = 0;
   HostReads reads;
-  const std::int64_t micro = local_batch_ / config_.accumulate;  // no more at once than in a step
+  const std::int64_t micro = local_batch_ / config_.plan.micro_batches;  // no more at once than in a step
   // Every rank runs equally many forwards; windows past the end are padding that no target counts.
   bool stopped = false;
   for (std::int64_t start = 0; start < windows && !stopped; start += micro * mesh_->num_data_ranks()) {
@@ -295,7 +245,7 @@ std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
     if (real > 0)
       reads.push({loss}, [&loss_sum, tokens_here](std::span<const double> v) { loss_sum += v[0] * tokens_here; });
     count += tokens_here;
-    stopped = agreed_stop(stop) != 0;
+    stopped = stops.stop() != 0;
   }
   reads.finish();
   model().train(true);
@@ -306,27 +256,14 @@ std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
   return totals[0] / totals[1];
 }
 
-// What one rank is asked for, all do.
-Trainer::Wishes Trainer::agreed(Wishes own) {
-  std::int64_t wishes[] = {own.stop, own.save ? 1 : 0, own.regroup ? 1 : 0};
-  const FlatPart part{wishes, DType::i64, 3};
-  group_->host().all_reduce({&part, 1}, {.kind = ReduceKind::max});
-  return {static_cast<int>(wishes[0]), wishes[1] != 0, wishes[2] != 0};
-}
-
-int Trainer::agreed_stop(const StopPoll& stop) { return stop ? agreed({.stop = stop()}).stop : 0; }
-
-Trainer::Wishes Trainer::agreed_wishes(const Polls& polls) {
-  const bool saves_by_time = !config_.save.empty() && config_.save_minutes > 0;
-  if (!polls.stop && !polls.save && !saves_by_time && !place_) return {};
-  Wishes own;
-  if (polls.stop) own.stop = polls.stop();
-  if (polls.save) own.save = polls.save();
+Wishes Trainer::agreed_wishes(const RunStops& stops) {
+  if (!stops.has_polls() && !saves_->are_due_by_time() && !place_) return {};
+  Wishes own = stops.own();
   owes_save_ = owes_save_ || (place_ && own.save);  // who asked may be told of a lost rank, not of a save
-  if (saves_by_time && group_->rank() == 0) own.save = own.save || is_time_to_save();
+  if (saves_->are_due_by_time() && group_->rank() == 0) own.save = own.save || saves_->is_time();
   // Not beside a save that is being written: it would be waited for.
-  if (place_ && group_->rank() == 0 && !(saver_ && saver_->is_in_flight())) own.regroup = place_->has_next();
-  return agreed(own);
+  if (place_ && group_->rank() == 0 && !saves_->is_in_flight()) own.regroup = place_->has_next();
+  return stops.agreed(own);
 }
 
 DivergenceRule Trainer::divergence_rule() {
@@ -372,7 +309,7 @@ void Trainer::compare_replicas(std::int64_t step) {
 void Trainer::make_step(std::int64_t step, StepTrace& trace, StepLog& log) {
   step_begin_ = std::chrono::steady_clock::now();
   log.begin();
-  const nn::SnapshotCost cost_before = cost_of_saves();
+  const nn::SnapshotCost cost_before = saves_->cost();
   const StepTrace::Step traced(trace, step + 1);
   const TrainStep::Result out = train_step(step);
   updates_ = step + 1;
@@ -382,13 +319,13 @@ void Trainer::make_step(std::int64_t step, StepTrace& trace, StepLog& log) {
   known.step = step + 1;
   known.lr = step_->learning_rate(step);
   known.tokens = local_batch_ * mesh_->num_data_ranks() * config_.model.sequence;
-  if (saver_ && saver_->is_in_flight()) {
-    const nn::SnapshotCost cost = cost_of_saves();
+  if (saves_->is_in_flight()) {
+    const nn::SnapshotCost cost = saves_->cost();
     known.save = {cost.copied_bytes - cost_before.copied_bytes, cost.seconds - cost_before.seconds};
   }
   if (place_ && std::cmp_less(place_->replicas.size(), place_->num_replicas)) known.replicas = place_->replicas;
   known.regroup = std::exchange(regroup_, std::nullopt);
-  if (config_.compile) known.captured = {step_->is_captured(), step_->how()};
+  if (config_.plan.compiled) known.captured = {step_->is_captured(), step_->how()};
   log.end(known, out);
 }
 
@@ -396,12 +333,12 @@ bool Trainer::is_due(std::int64_t step, std::int64_t every) const {
   return step == config_.steps || (every > 0 && step % every == 0);
 }
 
-void Trainer::evaluate_step(StepLog& log, const Polls& polls) {
+void Trainer::evaluate_step(StepLog& log, const RunStops& stops) {
   StepMetrics metrics = log.finish_but_last();
   try {
     if (!log.diverged()) {
       const RunClock::Pause pause(log.clock());
-      metrics.val_loss = evaluate_unless_stopped(polls.stop);
+      metrics.val_loss = evaluate_unless_stopped(stops);
     }
     metrics.times = log.clock().times();
   } catch (...) {
@@ -415,11 +352,11 @@ void Trainer::evaluate_step(StepLog& log, const Polls& polls) {
   log.report(metrics);
 }
 
-int Trainer::make_owed_evaluation(const Polls& polls) {
+int Trainer::make_owed_evaluation(const RunStops& stops) {
   if (owed_line_.empty() || goes_on()) return 0;
-  const std::optional<double> loss = evaluate_unless_stopped(polls.stop);
+  const std::optional<double> loss = evaluate_unless_stopped(stops);
   if (!loss) {
-    const int signal = agreed_stop(polls.stop);
+    const int signal = stops.stop();
     save_and_stop(first_step_, signal);
     return signal;
   }
@@ -428,23 +365,23 @@ int Trainer::make_owed_evaluation(const Polls& polls) {
   return 0;
 }
 
-int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const Polls& polls) {
+int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const RunStops& stops) {
   make_step(step, trace, log);
-  if (is_due(step + 1, config_.eval_every)) evaluate_step(log, polls);
+  if (is_due(step + 1, config_.eval_every)) evaluate_step(log, stops);
   else log.poll();
   trace.after(step + 1);
-  poll_save();
-  return end_step(step + 1, log, polls);
+  saves_->poll();
+  return end_step(step + 1, log, stops);
 }
 
 // What ranks are asked for after `step` updates, and the save of it. Returns the signal to stop by.
-int Trainer::end_step(std::int64_t step, StepLog& log, const Polls& polls) {
+int Trainer::end_step(std::int64_t step, StepLog& log, const RunStops& stops) {
   // Before ranks talk, which may fail: a group that is formed then knows nothing of the verdict.
   if (place_ && log.diverged()) fail_diverged(*log.diverged());
   // There is nothing to stop after the last step, unless its evaluation has been left for a signal.
-  const Wishes wishes = step != config_.steps ? agreed_wishes(polls)
+  const Wishes wishes = step != config_.steps ? agreed_wishes(stops)
                         : owed_line_.empty()  ? Wishes()
-                                              : Wishes{.stop = agreed_stop(polls.stop)};
+                                              : Wishes{.stop = stops.stop()};
   const bool saves =
       !config_.save.empty() && (is_due(step, config_.save_every) || wishes.save || wishes.stop != 0 || owes_save_);
   owes_save_ = owes_save_ || wishes.save;
@@ -470,6 +407,7 @@ int Trainer::end_step(std::int64_t step, StepLog& log, const Polls& polls) {
 }
 
 TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, const SavePoll& save) {
+  const RunStops stops(*group_, stop, save);
   StepTrace trace(config_.trace, config_.trace_steps, first_step_, config_.steps, *group_);
   const StepObserver noting = [&](const StepMetrics& metrics) {
     if (place_) last_line_ = step_line(metrics);
@@ -478,15 +416,15 @@ TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, con
   StepLog log(*group_, RankContext::current().allocator(device_).accounting(), first_step_, divergence_rule(), noting);
   const auto start = std::chrono::steady_clock::now();
   log.go_on_from(log_);
-  if (!place_ || !place_->goes_on) saved_at_ = start;
+  if (!goes_on()) saves_->begin_clock();
   int signal = 0;
   std::int64_t step = first_step_;
   try {
-    save_before_the_first_step();
-    signal = make_owed_evaluation({stop, save});
-    if (place_ && place_->goes_on) signal = end_step_of_earlier_group(log, {stop, save});
+    save_before_the_first_step(stops);
+    signal = make_owed_evaluation(stops);
+    if (goes_on()) signal = end_step_of_earlier_group(log, stops);
     while (step < config_.steps && signal == 0 && !is_regrouped_) {
-      signal = run_step(step++, trace, log, {stop, save});
+      signal = run_step(step++, trace, log, stops);
       if (log.diverged()) step = roll_back(log);
     }
     finish_save();
@@ -503,7 +441,7 @@ TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, con
   TrainSummary summary = log.summary();
   summary.times = log.clock().times();
   if (memory_log_) summary.peak = memory_log_->peak();
-  if (saver_) summary.saves = saver_->counts();
+  summary.saves = saves_->counts();
   if (place_) summary.survival = place_->record.counts;
   summary.stopped_by = signal;
   summary.steps = step;

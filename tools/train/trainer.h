@@ -14,14 +14,13 @@
 #include <string>
 #include <utility>
 
-#include "nn/checkpoint/format/folder_lock.h"
-#include "nn/checkpoint/save/async_saver.h"
 #include "nn/checkpoint/training_state.h"
-#include "nn/data/token_data.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/memory_log.h"
 #include "tools/train/config.h"
-#include "tools/train/job_mesh.h"
+#include "tools/train/run_data.h"
+#include "tools/train/run_saves.h"
+#include "tools/train/run_stops.h"
 #include "tools/train/skipped_batches.h"
 #include "tools/train/step_log.h"
 #include "tools/train/step_trace.h"
@@ -40,19 +39,17 @@ class Trainer {
   /// a GPU the loss of a step arrives while later ones are queued, and so does this call: at most a few steps late, and
   /// before an evaluation, a checkpoint or an error goes on.
   using StepObserver = StepLog::Observer;
-  /// Called at every step boundary: the number of the signal that asks this rank to stop, 0 if none does. See
-  /// StopSignals::noted.
-  using StopPoll = std::function<int()>;
-  /// Called at every step boundary: whether this rank is asked to save and go on. See StopSignals::take_save.
-  using SavePoll = std::function<bool()>;
+  /// Called at every step boundary.
+  using StopPoll = RunStops::StopPoll;
+  using SavePoll = RunStops::SavePoll;
 
   /// Resolves the config, opens the data, builds, shards and initialises (by `init_from`, or resumes) the model. Gives
   /// `group` the config's deadline and link, this rank its memory limit and its threads (0: as many as it has; it is
   /// `sherd train` that shares the CPUs of a host among ranks). Collective over `group`. Throws
   /// Error, on every rank: ranks with different configs, those of resolve(), a hybrid strategy without replicas
-  /// (mesh_with_replicas()), a batch that does not divide by the ranks, data that cannot be read, a checkpoint that
-  /// does not fit, a folder that holds another run's saves, a device that is not there. An
-  /// ExitError of kUsage but where a file cannot be read or is damaged, which the next start may find whole.
+  /// (nn::MeshAxes::with_replicas()), a batch that does not divide by the ranks, data that cannot be read, a checkpoint
+  /// that does not fit, a folder that holds another run's saves, a device that is not there. An ExitError of kUsage but
+  /// where a file cannot be read or is damaged, which the next start may find whole.
   Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group);
   /// Trainer of a run that outlives replicas: `config` is that of the group, whose mesh has the replicas that are left.
   /// Ranks without the state are given it by a replica that has it. Error, on every rank, if none has it whole.
@@ -82,14 +79,14 @@ class Trainer {
   void save(std::int64_t step);
   /// Waits for a save that is still being written. Collective; nothing without one. Throws Error, on every rank, if it
   /// has failed.
-  void finish_save();
+  void finish_save() { saves_->finish(); }
 
   nn::LanguageModel& model() { return step_->model(); }
   /// Resolved; its mesh names replicate if the hosts are replicas, its vocabulary is that of the data.
   const TrainConfig& config() const { return config_; }
-  const TokenData& data() const { return *data_; }
+  const TokenData& data() const { return *data_.tokens(); }
   ProcessGroup& group() { return *group_; }
-  const JobMesh& mesh() const { return *mesh_; }
+  const nn::JobMesh& mesh() const { return *mesh_; }
   /// Updates made before this run (0 unless resumed), or before this group of it.
   std::int64_t first_step() const { return first_step_; }
   /// Updates made in all.
@@ -104,8 +101,7 @@ class Trainer {
   /// What a Trainer of the next group takes over. Local; the group may have failed.
   nn::CarriedState carry();
   RunRecord record() const;
-  std::shared_ptr<const TokenData> shared_data() const { return data_; }
-  const std::string& data_content() const { return data_content_; }
+  const RunData& shared_data() const { return data_; }
   /// Begin of a step that has been left.
   const std::optional<std::chrono::steady_clock::time_point>& left_step_began() const { return step_begin_; }
   /// The last step's line of the metrics file, of an earlier group too; empty before the first one.
@@ -137,72 +133,43 @@ class Trainer {
   void place_replicas();
   void open_data();
   void say_what_changes(const TrainConfig& saved);
-  void share_names_of_saves();
-  void agree_on_data();
-  void compare_data();
   void check_recipe_of(const Manifest& save);
-  void check_data_of(const Manifest& save);
   void open_initial();
   void claim_save_folder();
-  void lock_after_another_rank();
   void build();
   void explain(OutOfMemory& error) noexcept;
   std::vector<nn::StateEntry> state();
   void resume();
   void load(const CheckpointReader& save);
   void prepare_saves();
-  void poll_save();
-  void tell_of_saves();
-  nn::SnapshotCost cost_of_saves() const;
-  /// What ranks are asked for at a step boundary; of all ranks together, once they have agreed.
-  struct Wishes {
-    int stop = 0;  ///< the number of a signal
-    bool save = false;
-    bool regroup = false;
-  };
-  struct Polls {
-    const StopPoll& stop;
-    const SavePoll& save;
-  };
-  int run_step(std::int64_t step, StepTrace& trace, StepLog& log, const Polls& polls);
+  int run_step(std::int64_t step, StepTrace& trace, StepLog& log, const RunStops& stops);
   void make_step(std::int64_t step, StepTrace& trace, StepLog& log);
   bool is_due(std::int64_t step, std::int64_t every) const;
-  void evaluate_step(StepLog& log, const Polls& polls);
+  void evaluate_step(StepLog& log, const RunStops& stops);
   /// Returns the signal to stop by.
-  int make_owed_evaluation(const Polls& polls);
-  int end_step(std::int64_t step, StepLog& log, const Polls& polls);
-  int end_step_of_earlier_group(StepLog& log, const Polls& polls);
-  Wishes agreed(Wishes own);
-  Wishes agreed_wishes(const Polls& polls);
-  int agreed_stop(const StopPoll& stop);
-  bool is_time_to_save() const;
+  int make_owed_evaluation(const RunStops& stops);
+  int end_step(std::int64_t step, StepLog& log, const RunStops& stops);
+  int end_step_of_earlier_group(StepLog& log, const RunStops& stops);
+  Wishes agreed_wishes(const RunStops& stops);
   void compare_replicas(std::int64_t step);
-  std::optional<double> evaluate_unless_stopped(const StopPoll& stop);
+  std::optional<double> evaluate_unless_stopped(const RunStops& stops);
   void save_and_stop(std::int64_t step, int signal);
   [[noreturn]] void fail_diverged(const Divergence& found);
   DivergenceRule divergence_rule();
-  void save_before_the_first_step();
+  void save_before_the_first_step(const RunStops& stops);
   std::int64_t roll_back(StepLog& log);
   std::pair<Tensor, Tensor> training_batch(std::int64_t step);
 
   TrainConfig config_;
-  std::string asked_mesh_;  // config_.mesh may name replicas that it does not: those of hosts
+  nn::MeshAxes asked_mesh_;  // config_.plan.mesh may name replicas that it does not: those of hosts
   std::shared_ptr<ProcessGroup> group_;
-  std::optional<JobMesh> mesh_;
+  std::optional<nn::JobMesh> mesh_;
   Device device_;
   std::unique_ptr<CheckpointReader> resumed_;
-  std::optional<FolderLock> save_lock_;  // rank 0's
-  std::string run_;                      // rank 0's: names the run in its saves, and is kept by who resumes
-  std::string save_folder_;              // rank 0's: FolderLock::identity() when the run claimed it
-  std::string job_;                      // rank 0's: names the launch in its saves (restart.h)
-  bool has_told_ = false;                // rank 0's: the launcher knows that there is a save
-  Retention retention_;
-  std::optional<nn::AsyncSaver> saver_;             // config.save_async
-  std::chrono::steady_clock::time_point saved_at_;  // or when the run began
+  std::optional<RunSaves> saves_;
   std::unique_ptr<Weights> initial_;
-  std::shared_ptr<const TokenData> data_;
+  RunData data_;
   std::optional<MemoryLog> memory_log_;
-  std::string data_content_;  // ContentHash::to_text()
   std::optional<TrainStep> step_;
   std::int64_t first_step_ = 0, updates_ = 0, local_batch_ = 0;
   std::int64_t skipped_steps_ = 0;  // without an update, by config.on_nonfinite, those before this run included

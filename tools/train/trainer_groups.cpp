@@ -96,18 +96,13 @@ void Trainer::take_over_record() {
   check(record.has_value(), "no replica is left that has the state of the run");
   place_->record = *std::move(record);
   first_step_ = place_->updates;
-  run_ = place_->record.run;
-  job_ = place_->record.job;
-  save_folder_ = place_->record.save_folder;
+  saves_->take_over(place_->record);
   skipped_ = SkippedBatches(place_->record.skipped_batches, "a rank of the group before");
   skipped_steps_ = place_->record.log.skipped_steps;
-  retention_.replace = place_->record.replaces_saves;
   last_line_ = place_->record.last_line;
   is_step_open_ = is_open;
   owes_save_ = owes_save;
   log_ = place_->record.log;
-  saved_at_ = std::chrono::steady_clock::now() - std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                                     Seconds(place_->record.seconds_since_save));
 }
 
 void Trainer::take_over_state() {
@@ -153,26 +148,18 @@ void Trainer::say_regrouped(std::chrono::steady_clock::time_point start) {
 }
 
 // An evaluation and a save that the group before has left, perhaps when they were all but done.
-int Trainer::end_step_of_earlier_group(StepLog& log, const Polls& polls) {
+int Trainer::end_step_of_earlier_group(StepLog& log, const RunStops& stops) {
   int signal = 0;
   if (is_step_open_ || owes_save_) {
     if (is_step_open_ && is_due(first_step_, config_.eval_every))
-      if (const std::optional<double> loss = evaluate_unless_stopped(polls.stop)) {
+      if (const std::optional<double> loss = evaluate_unless_stopped(stops)) {
         log.note_val_loss(*loss);
         if (!last_line_.empty()) last_line_ = with_val_loss(last_line_, *loss);
       }
-    signal = end_step(first_step_, log, polls);
+    signal = end_step(first_step_, log, stops);
   }
   if (write_last_line_ && group_->rank() == 0 && !last_line_.empty()) write_last_line_(last_line_);
   return signal;
-}
-
-// Rank 0 has made them up, and may be lost.
-void Trainer::share_names_of_saves() {
-  run_ = gather_text(*group_, run_)[0];
-  job_ = gather_text(*group_, job_)[0];
-  save_folder_ = gather_text(*group_, save_folder_)[0];
-  retention_.replace = !gather_text(*group_, retention_.replace ? "yes" : "")[0].empty();
 }
 
 // What a step has left in queues, of units that are being gathered too, comes to its end first.
@@ -184,14 +171,10 @@ nn::CarriedState Trainer::carry() {
 RunRecord Trainer::record() const {
   RunRecord record = place_->record;
   if (!place_->goes_on) record.first_step = first_step_;
-  record.run = run_;
-  record.job = job_;
-  record.save_folder = save_folder_;
+  saves_->note(record);
   record.skipped_batches = skipped_.text();
-  record.replaces_saves = retention_.replace;
-  record.seconds_since_save = Seconds(std::chrono::steady_clock::now() - saved_at_).count();
   record.is_step_open = is_step_open_;
-  record.owes_save = owes_save_ || (saver_ && saver_->is_in_flight());
+  record.owes_save = owes_save_ || saves_->is_in_flight();
   record.last_line = last_line_;
   record.log = log_;
   record.replicas = place_->replicas;

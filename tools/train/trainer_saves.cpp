@@ -1,21 +1,12 @@
 // A Trainer's saves: whose folder it is, what is saved and when, and going on from a save.
 #include <algorithm>
-#include <chrono>
-#include <filesystem>
-#include <ratio>
 #include <set>
-#include <thread>
-
-#include <unistd.h>
 
 #include "runtime/comm/group/agree.h"
-#include "runtime/comm/job/rank.h"
 #include "runtime/comm/job/world.h"
-#include "runtime/comm/store/hmac.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/exec/running_op.h"
 #include "tools/train/exit_status.h"
-#include "tools/train/restart.h"
 #include "tools/train/stop_signals.h"
 #include "tools/train/trainer.h"
 
@@ -33,22 +24,6 @@ void Trainer::check_recipe_of(const Manifest& save) {
   check_resumes(train_config_from_toml(save.config, config_.resume), config_);
 }
 
-// The same on all ranks, which have agreed on the data.
-void Trainer::check_data_of(const Manifest& saved) {
-  const std::string remedy =
-      fmt::format("pass the data of the checkpoint by --data PATH, or begin a new run on this one by --init-from {}",
-                  config_.resume);
-  check(std::to_string(data_->files().fingerprint()) == saved.state_value<std::string>("data"),
-        "resume from {}: the data at {} is not what the checkpoint was trained on: names or sizes of the files differ; "
-        "{}",
-        config_.resume, config_.data, remedy);
-  if (!saved.state.contains("data_content")) return;  // of a program that did not look into the files
-  check(data_content_ == saved.state_value<std::string>("data_content"),
-        "resume from {}: the data at {} is not what the checkpoint was trained on: names and sizes are equal, the "
-        "content is not; {}",
-        config_.resume, config_.data, remedy);
-}
-
 // The state, the order of the data and the keys of dropout are those of the save on any number of ranks; sums are not.
 void Trainer::say_what_changes(const TrainConfig& saved) {
   if (group_->rank() != 0) return;
@@ -57,7 +32,7 @@ void Trainer::say_what_changes(const TrainConfig& saved) {
     say_on_stderr(fmt::format("resume from {}: {}", config_.resume, what));
   };
   TrainConfig asked = config_;
-  asked.mesh = asked_mesh_;
+  asked.plan.mesh = asked_mesh_;
   const std::string changes = rounding_differences(saved, asked);
   if (save.world_size != group_->size() || !changes.empty())
     say(fmt::format(
@@ -75,47 +50,12 @@ void Trainer::say_what_changes(const TrainConfig& saved) {
                     step + 1));
 }
 
-// Before anything is computed: a run that could not save, or would remove what another one has saved, does not start.
 void Trainer::claim_save_folder() {
-  namespace fs = std::filesystem;
   look_together([&] {
     if (group_->rank() != 0) return;
-    if (place_ && place_->goes_on) return lock_after_another_rank();
-    if (resumed_) run_ = resumed_->manifest().run;
-    if (run_.empty()) run_ = random_hex(16);
-    if (const RankInfo rank = discover_rank(); rank.source == "sherd run") job_ = rank.job;
-    save_lock_.emplace(config_.save, fmt::format("run {} (process {})", run_, ::getpid()));
-    save_folder_ = save_lock_->identity();
-    const std::vector<SavePlace> saves = list_saves(config_.save);
-    if (saves.empty()) return;
-    std::error_code ignored;
-    const bool goes_on_here = resumed_ && (fs::equivalent(resumed_->dir(), config_.save, ignored) ||
-                                           fs::equivalent(fs::path(resumed_->dir()) / "..", config_.save, ignored));
-    retention_.replace = config_.overwrite && !goes_on_here;
-    if (config_.overwrite) return;
-    const std::string holds =
-        fmt::format("\"{}\" holds the saves of a run, the newest of step {}", config_.save, saves.front().step);
-    check_usage(goes_on_here, "{}. Go on with it by --resume {}, replace it by --overwrite, or save to another folder",
-                holds, config_.save);
-    // Newer ones that were passed over are damaged.
-    check_usage(fs::equivalent(config_.resume, config_.save, ignored) || saves.front().folder == resumed_->dir() ||
-                    fs::equivalent(saves.front().folder, resumed_->dir(), ignored),
-                "{}; this run goes back to step {}. Drop the later ones by --overwrite, or save to another folder",
-                holds, resumed_->manifest().step);
+    if (goes_on()) saves_->claim_after_another_rank();
+    else saves_->claim(resumed_.get());
   });
-}
-
-// The rank that had the lock was killed, which takes a moment.
-void Trainer::lock_after_another_rank() {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (!save_lock_) {
-    try {
-      save_lock_.emplace(config_.save, fmt::format("run {} (process {})", run_, ::getpid()));
-    } catch (const Error&) {
-      if (std::chrono::steady_clock::now() >= until) throw;
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-  }
 }
 
 // Damage shows where bytes are read: by then the run has been built for the save, and goes on with the one before it,
@@ -144,38 +84,16 @@ void Trainer::resume() {
 
 void Trainer::prepare_saves() {
   try {
-    saver_.emplace(*group_);
-    saver_->reserve(state());
+    saves_->prepare(state());
   } catch (OutOfMemory& error) {
     explain(error);
     throw;
   }
 }
 
-nn::SnapshotCost Trainer::cost_of_saves() const { return saver_ ? saver_->counts().cost : nn::SnapshotCost(); }
-
-void Trainer::poll_save() {
-  if (!saver_) return;
-  const std::int64_t before = saver_->counts().saves;
-  saver_->poll();
-  if (saver_->counts().saves > before) tell_of_saves();
-}
-
-void Trainer::finish_save() {
-  if (!saver_) return;
-  saver_->finish();
-  tell_of_saves();
-}
-
-// So that a later start of this job knows that something is gone if it finds nothing.
-void Trainer::tell_of_saves() {
-  const bool has_saved = !saver_ || saver_->counts().saves > 0;
-  if (group_->rank() == 0 && !job_.empty() && has_saved && !has_told_) has_told_ = tell_launcher_of_saves(config_.save);
-}
-
 void Trainer::load(const CheckpointReader& save) {
   check_recipe_of(save.manifest());
-  check_data_of(save.manifest());
+  data_.check_is_of(save.manifest(), config_.data, config_.resume);
   check(save.manifest().vocabulary == data_->vocabulary().to_text(),
         "resume from {}: \"{}\" has another vocabulary than the later saves, which are damaged; name it by its folder",
         config_.resume, save.dir());
@@ -190,46 +108,25 @@ void Trainer::load(const CheckpointReader& save) {
 void Trainer::save(std::int64_t step) {
   const StageMark stage("a save");
   const PurposeScope purpose("Trainer::save");
-  finish_save();
-  together(*group_, [&] {
-    if (save_lock_) save_lock_->check_is_still(save_folder_);
-  });
   Manifest manifest;
   manifest.step = step;
   TrainConfig asked = config_;
-  asked.mesh = asked_mesh_;
+  asked.plan.mesh = asked_mesh_;
   manifest.config = to_toml(asked);
-  manifest.vocabulary = data_->vocabulary().to_text();
-  manifest.state["data"] = std::to_string(data_->files().fingerprint());
-  manifest.state["data_content"] = data_content_;
-  manifest.run = run_;
-  if (!job_.empty()) manifest.state[kJobOfSave] = job_;
+  data_.note(manifest);
   if (!owed_line_.empty()) manifest.state[kOwedOfSave] = owed_line_;
   if (skipped_steps_ > 0) manifest.state["skipped_steps"] = skipped_steps_;
   if (skipped_.count() > 0) manifest.state["skipped_batches"] = skipped_.text();
   if (log_.watch.skips_in_a_row > 0 || !log_.watch.losses.empty()) manifest.state[kWatchOfSave] = to_text(log_.watch);
-  if (saver_) saver_->start(config_.save, std::move(manifest), state(), retention_);
-  else nn::save_checkpoint(config_.save, std::move(manifest), state(), *group_, retention_);
-  retention_.replace = false;
-  tell_of_saves();
-  saved_at_ = std::chrono::steady_clock::now();
-}
-
-bool Trainer::is_time_to_save() const {
-  const std::chrono::duration<double, std::ratio<60>> since = std::chrono::steady_clock::now() - saved_at_;
-  return since.count() >= config_.save_minutes;
+  saves_->save(std::move(manifest), state());
 }
 
 // A run that may have to go back needs something to go back to.
-void Trainer::save_before_the_first_step() {
+void Trainer::save_before_the_first_step(const RunStops& stops) {
   if (config_.on_nonfinite != "rollback") return;
   bool is_lacking = false;
-  together(*group_, [&] {
-    if (group_->rank() != 0) return;
-    const std::vector<SavePlace> saves = list_saves(config_.save);
-    is_lacking = retention_.replace || saves.empty() || saves.front().step != first_step_;
-  });
-  if (agreed({.save = is_lacking}).save) save(first_step_);
+  together(*group_, [&] { is_lacking = group_->rank() == 0 && saves_->lacks(first_step_); });
+  if (stops.agreed({.save = is_lacking}).save) save(first_step_);
 }
 
 // The state of the last good save, and the batches after it but the one that was too much. Returns its step.

@@ -4,8 +4,8 @@
 #include <numeric>
 
 #include "nn/parallel/shard/wrap/fully_shard.h"
+#include "nn/plan/apply.h"
 #include "runtime/tensor/error.h"
-#include "tools/train/sharding.h"
 
 namespace sherd::walk {
 
@@ -55,12 +55,13 @@ struct Setup {
 };
 
 Setup setup_of(const TrainConfig& config, const Units& units) {
-  Setup setup{.policy = unit_policy(config), .units = units};
-  for (const DeviceMesh::Axis& axis : parse_mesh(config.mesh, 1))
+  Setup setup{.policy = nn::unit_policy(config.plan, nn::PlanFacts{.memory_limit = config.memory_limit}),
+              .units = units};
+  for (const DeviceMesh::Axis& axis : config.plan.mesh.over(1))
     (axis.name == "dp" ? setup.shards : axis.name == "replicate" ? setup.replicas : setup.tp) = axis.size;
-  setup.micro_batches = config.accumulate;
-  setup.made = byte_size(dtype_from_name(config.param_dtype));
-  setup.computes_again = config.recompute != "none";
+  setup.micro_batches = config.plan.micro_batches;
+  setup.made = byte_size(config.plan.param_dtype);
+  setup.computes_again = config.plan.recompute.any();
   setup.recompute_factor = walk::recompute_factor(config);
   return setup;
 }
@@ -146,8 +147,8 @@ struct Moves {
 
 Moves moves_of(const Setup& s, const TrainConfig& config) {
   Moves moves;
-  const std::int64_t m = s.micro_batches, reductions = config.accumulate_shards ? m : 1;
-  const std::int64_t summed = m > 1 && reductions == 1 ? waiting_gradient_bytes(config) : s.made;
+  const std::int64_t m = s.micro_batches, reductions = config.plan.accumulate_shards ? m : 1;
+  const std::int64_t summed = m > 1 && reductions == 1 ? nn::waiting_gradient_bytes(config.plan) : s.made;
   for (const UnitSize& unit : s.units) {
     const std::int64_t shard = s.shard_bytes(unit);
     if (!s.is_sharded()) {
@@ -189,14 +190,14 @@ double share_of_last_unit(const Units& units) {
 }
 
 std::optional<LinkTimes> link_times(const Setup& s, const TrainConfig& config) {
-  const std::vector<AxisLink> links = parse_links(config.link);
+  const Links& links = config.link;
   const std::vector<DeviceMesh::Axis> axes{{"dp", s.shards}, {"replicate", s.replicas}};
-  if (s.tp > 1 || !link_over(links, axes)) return std::nullopt;
+  if (s.tp > 1 || !links.over(axes)) return std::nullopt;
   const auto on_links = [&](const Moves& moves) {
     const std::span all(axes);
-    return std::array{seconds_on(link_over(links, all.first(1)), s.shards, moves.shards),
-                      seconds_on(link_over(links, all.last(1)), s.replicas, moves.replicas),
-                      seconds_on(link_over(links, all), s.shards * s.replicas, moves.all)};
+    return std::array{seconds_on(links.over(all.first(1)), s.shards, moves.shards),
+                      seconds_on(links.over(all.last(1)), s.replicas, moves.replicas),
+                      seconds_on(links.over(all), s.shards * s.replicas, moves.all)};
   };
   LinkTimes times{.axes = on_links(moves_of(s, config)), .forward = 1 / (3 * s.recompute_factor)};
   times.first_reduction = times.forward + (1 - times.forward) * share_of_last_unit(s.units);
@@ -243,7 +244,7 @@ RowFormula formula_of(const TrainConfig& config, const Units& units) {
   memory(MemoryCategory::parameters) =
       4 * s.part(s.policy.parameters == ShardedOver::none ? s.policy.optimizer : s.policy.parameters);
   memory(MemoryCategory::unsharded) = unsharded_bytes(s);
-  if (config.offload == "none") memory(MemoryCategory::optimizer) = 8 * s.part(s.policy.optimizer);
+  if (!config.plan.offload.any()) memory(MemoryCategory::optimizer) = 8 * s.part(s.policy.optimizer);
   if (s.micro_batches == 1) {  // else they wait for each other
     memory(MemoryCategory::gradients) = gradient_bytes(s);
     memory(MemoryCategory::communication) = communication_bytes(s);
@@ -254,7 +255,7 @@ RowFormula formula_of(const TrainConfig& config, const Units& units) {
       memory(category).reset();
   // Tensor parallelism communicates activations, and gradients that it reduces in memory of its own; what is encoded
   // travels in buffers of its own.
-  if (s.tp > 1 || config.gather != "exact" || config.reduce != "exact") {
+  if (s.tp > 1 || !config.plan.gather.is_exact() || !config.plan.reduce.is_exact()) {
     for (const MemoryCategory category :
          {MemoryCategory::unsharded, MemoryCategory::gradients, MemoryCategory::communication})
       memory(category).reset();
@@ -264,7 +265,7 @@ RowFormula formula_of(const TrainConfig& config, const Units& units) {
   formula.comm.emplace(moves.shards);
   *formula.comm += moves.replicas;
   *formula.comm += moves.all;
-  if (config.offload == "none") formula.link = link_times(s, config);  // else a file takes time as well
+  if (!config.plan.offload.any()) formula.link = link_times(s, config);  // else a file takes time as well
   return formula;
 }
 
@@ -280,9 +281,9 @@ double recompute_factor(const TrainConfig& config) {
   const double head =
       width * static_cast<double>(std::max<std::int64_t>(m.vocabulary, 256)) / static_cast<double>(m.layers);
   const double forward = in + attention + out + up + down + head;
-  const double again = config.recompute == "full"        ? in + attention + out + up
-                       : config.recompute == "selective" ? out + up
-                                                         : 0;
+  const double again = config.plan.recompute == "full"        ? in + attention + out + up
+                       : config.plan.recompute == "selective" ? out + up
+                                                              : 0;
   return 1 + again / (3 * forward);
 }
 

@@ -19,7 +19,7 @@
 #include "runtime/comm/group/host_group.h"
 #include "runtime/memory/accounting.h"
 #include "tools/train/config.h"
-#include "tools/train/job_mesh.h"
+#include "tools/train/links.h"
 
 namespace sherd::walk {
 

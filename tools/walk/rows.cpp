@@ -6,9 +6,7 @@
 #include <array>
 #include <map>
 
-#include "nn/parallel/shard/unit/policy.h"
 #include "runtime/tensor/error.h"
-#include "tools/train/job_mesh.h"
 #include "tools/train/sharding.h"
 
 namespace sherd::walk {
@@ -69,9 +67,9 @@ struct Axes {
   int data() const { return replicate * dp; }
 };
 
-Axes axes_of(const std::string& mesh, int ranks) {
+Axes axes_of(const nn::MeshAxes& mesh, int ranks) {
   Axes axes;
-  for (const DeviceMesh::Axis& axis : mesh_of(mesh, ranks)) {
+  for (const DeviceMesh::Axis& axis : mesh.of(ranks)) {
     if (axis.name == "replicate") axes.replicate = axis.size;
     else if (axis.name == "dp") axes.dp = axis.size;
     else axes.rest += fmt::format(",{}={}", axis.name, axis.size);
@@ -97,14 +95,14 @@ std::string replaced(std::string text, const std::string& k) {
 }
 
 void put_on_mesh(RowPlan& row, const Axes& axes) {
-  if (!nn::strategy(row.config.strategy).needs_replicas) {
-    row.config.mesh = fmt::format("dp={}{}", axes.data(), axes.rest);
+  if (!row.config.plan.strategy.policy().needs_replicas) {
+    row.config.plan.mesh = fmt::format("dp={}{}", axes.data(), axes.rest);
     return;
   }
   const Axes grid = with_replicas(axes);
   if (grid.replicate == 1)
     row.left_out = fmt::format("replicas of shards take four ranks with data of their own, there are {}", axes.data());
-  row.config.mesh = fmt::format("replicate={},dp={}{}", grid.replicate, grid.dp, grid.rest);
+  row.config.plan.mesh = fmt::format("replicate={},dp={}{}", grid.replicate, grid.dp, grid.rest);
 }
 
 /// One way to set the knobs: a setting of each.
@@ -125,8 +123,8 @@ bool is_of(const Setting& setting, const std::map<std::string, std::string>& bas
 void apply(RowPlan& row, const Setting& setting, const Axes& axes) {
   ConfigTable table = bind(row.config);
   table.set_text(setting.key, setting.value, "sherd walk");
-  if (setting.key == "strategy") row.config.reshard_after_forward = true;
-  if (row.config.offload == "none") row.config.offload_keep = 0;
+  if (setting.key == "strategy") row.config.plan.reshard_after_forward = true;
+  if (!row.config.plan.offload.any()) row.config.plan.offload_keep = 0;
   if (setting.also_key.empty()) return;
   const int k = slices_of(axes.data());
   if (k > 0) table.set_text(setting.also_key, std::to_string(k), "sherd walk");
@@ -154,7 +152,7 @@ RowPlan row_of(const TrainConfig& base, const Choice& changes, const Axes& axes)
   const auto values = values_of(row.config);
   for (const std::string_view key : kKnobs) row.settings.emplace_back(key, values.at(std::string(key)));
   row.settings.emplace_back("reshard_after_forward", values.at("reshard_after_forward"));
-  row.settings.emplace_back("mesh", row.config.mesh);
+  row.settings.emplace_back("mesh", row.config.plan.mesh.text());
   return row;
 }
 
@@ -175,7 +173,7 @@ std::vector<Choice> combinations(const std::vector<std::vector<const Setting*>>&
 // "full_shard, recompute full (default)"
 RowPlan default_row(const TrainConfig& base, const Axes& axes, const std::map<std::string, std::string>& values) {
   RowPlan row = row_of(base, {}, axes);
-  row.name = sharding_text(row.config, axes.data()) + " (default)";
+  row.name = sharding_text(row.config.plan, axes.data()) + " (default)";
   if (row.name.starts_with("strategy ")) row.name.erase(0, std::string_view("strategy ").size());
   row.knob = "default";
   for (const Setting& setting : kSettings)
@@ -186,10 +184,10 @@ RowPlan default_row(const TrainConfig& base, const Axes& axes, const std::map<st
 }  // namespace
 
 std::vector<RowPlan> plan_rows(const TrainConfig& base, int ranks, bool all) {
-  const Axes axes = axes_of(base.mesh, ranks);
+  const Axes axes = axes_of(base.plan.mesh, ranks);
   check(axes.data() > 1,
         "sherd walk compares how ranks share a model, and {} has data of its own; give --ranks 2 or more, or --mesh",
-        ranks == 1 ? "one rank" : fmt::format("of the mesh \"{}\" one rank", base.mesh));
+        ranks == 1 ? "one rank" : fmt::format("of the mesh \"{}\" one rank", base.plan.mesh.text()));
   const auto values = values_of(base);
   const auto is_own = [&values](const Setting* setting) { return is_of(*setting, values); };
   const auto changes_of = [&is_own](Choice choice) {
@@ -214,24 +212,23 @@ std::vector<RowPlan> plan_rows(const TrainConfig& base, int ranks, bool all) {
 }
 
 void set_link(std::vector<RowPlan>& rows, const TrainConfig& base, int ranks, const std::string& link) {
-  const std::vector<AxisLink> links = parse_links(link);
-  const bool is_named = !links.empty() && !links[0].axis.empty();
-  const Axes grid = with_replicas(axes_of(base.mesh, ranks));
+  const Links links(link);
+  const Axes grid = with_replicas(axes_of(base.plan.mesh, ranks));
   const std::vector<DeviceMesh::Axis> data{{"replicate", grid.replicate}, {"dp", grid.dp}};
   for (RowPlan& row : rows) {
-    row.config.link = link;
-    if (is_named && !nn::strategy(row.config.strategy).needs_replicas) {  // one axis over both
-      row.config.link.clear();
-      const auto add = [&row](std::string_view axis, const LinkShape& shape) {
-        row.config.link +=
-            fmt::format("{}{}={},{}", row.config.link.empty() ? "" : ";", axis, shape.bytes_per_second, shape.seconds);
+    row.config.link = links;
+    if (links.names_axes() && !row.config.plan.strategy.policy().needs_replicas) {  // one axis over both
+      std::string text;
+      const auto add = [&text](std::string_view axis, const LinkShape& shape) {
+        text += fmt::format("{}{}={},{}", text.empty() ? "" : ";", axis, shape.bytes_per_second, shape.seconds);
       };
-      if (const auto slowest = link_over(links, data)) add("dp", *slowest);
-      for (const AxisLink& own : links)
+      if (const auto slowest = links.over(data)) add("dp", *slowest);
+      for (const AxisLink& own : links.each())
         if (own.axis == "tp") add("tp", own.shape);
+      row.config.link = text;
     }
     std::erase_if(row.settings, [](const auto& setting) { return setting.first == "link"; });
-    row.settings.emplace_back("link", row.config.link);
+    row.settings.emplace_back("link", row.config.link.text());
   }
 }
 

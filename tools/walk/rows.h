@@ -20,8 +20,8 @@ struct RowPlan {
 
 /// The rows of `base`, resolved, of which mesh and link may be empty; the first is `base` itself. A strategy without
 /// replicas is tried on one axis over replicate and dp, whose link is the slower of both; one with replicas on
-/// base.mesh, or where that names no replicate on two halves of dp.
-/// `all`: every combination. Throws Error as mesh_of(), and where fewer than two ranks have data of their own.
+/// base.plan.mesh, or where that names no replicate on two halves of dp.
+/// `all`: every combination. Throws Error as MeshAxes::of(), and where fewer than two ranks have data of their own.
 std::vector<RowPlan> plan_rows(const TrainConfig& base, int ranks, bool all);
 
 /// `links` as the key of a TrainConfig, for all rows.

@@ -17,6 +17,7 @@
 #include "tools/train/exit_status.h"
 #include "tools/train/output_file.h"
 #include "tools/train/run_text.h"
+#include "tools/train/saved_mesh.h"
 #include "tools/train/version.h"
 #include "tools/walk/chart.h"
 #include "tools/walk/measure.h"
@@ -75,7 +76,8 @@ void take_small_model(const std::string& name, TrainConfig& config) {
 void check_flags(const TrainConfig& c) {
   check_usage(c.init_from.empty() && c.resume.empty(), "sherd walk starts from fresh weights; leave out {}",
               c.init_from.empty() ? "resume" : "init_from");
-  check_usage(c.device == "cpu", "sherd walk measures ranks on CPUs; device = {} is for sherd train", c.device);
+  check_usage(c.plan.device == Device::cpu(), "sherd walk measures ranks on CPUs; device = {} is for sherd train",
+              to_string(c.plan.device));
 }
 
 /// Nothing but the steps: no files, no evaluations; ranks that are processes.
@@ -83,7 +85,7 @@ void leave_steps_only(TrainConfig& c) {
   c.metrics.clear(), c.trace.clear(), c.save.clear();
   c.save_async = false;
   c.print_units = false;
-  c.fully_shard = true;
+  c.plan.fully_shard = true;
   c.group = "shm";
   c.steps = std::int64_t{1} << 20;
 }
@@ -94,14 +96,11 @@ std::int64_t vocabulary_size(const TrainConfig& config) {
   return data.vocabulary().size();
 }
 
-int ranks_of(const WalkFlags& flags, const std::string& mesh) {
+int ranks_of(const WalkFlags& flags, const nn::MeshAxes& mesh) {
   check_usage(flags.ranks >= 0 && flags.ranks <= kMostRanks, "--ranks must be from 1 to {}, got {}", kMostRanks,
               flags.ranks);
   if (flags.ranks > 0) return static_cast<int>(flags.ranks);
-  if (mesh.empty()) return 4;
-  int ranks = 1;
-  for (const DeviceMesh::Axis& axis : parse_mesh(mesh, 1)) ranks *= axis.size;
-  return ranks;
+  return static_cast<int>(mesh.count(4));
 }
 
 // The default row, and those whose names begin as one of `prefixes`.
@@ -129,10 +128,10 @@ class Walk {
  public:
   /// `link` is the flag: a TrainConfig's, "none", or empty for one that walk chooses.
   Walk(TrainConfig config, const WalkFlags& flags, std::string link)
-      : config_(std::move(config)), flags_(flags), link_(std::move(link)), ranks_(ranks_of(flags, config_.mesh)) {
+      : config_(std::move(config)), flags_(flags), link_(std::move(link)), ranks_(ranks_of(flags, config_.plan.mesh)) {
     if (config_.data.empty()) config_.data = text_.emplace(made_up_text(config_.model.sequence)).path();
     as_usage([&] {
-      local_batch(config_, count_data_ranks(mesh_of(config_.mesh, ranks_)));
+      local_batch(config_, nn::count_data_ranks(config_.plan.mesh.of(ranks_)));
       plans_ = chosen(plan_rows(config_, ranks_, flags_.all), flags_.only);
       set_link(plans_, config_, ranks_, is_chosen() || link_ == "none" ? "" : link_);
     });
@@ -184,7 +183,7 @@ class Walk {
   // How long the default run's step takes where nothing is slower than this machine.
   double seconds_without_link() {
     RowPlan plan = plans_[0];
-    plan.config.link.clear();
+    plan.config.link = {};
     Row row{.name = plan.name};
     show(0);
     measure(row, plan, ranks_, static_cast<int>(flags_.measured));
@@ -195,8 +194,8 @@ class Walk {
   void choose_link(double compute) {
     TrainConfig on_unit_link = plans_[0].config;
     on_unit_link.link = "1,0";
-    on_unit_link.offload = "none";  // which moves nothing over it
-    on_unit_link.offload_keep = 0;
+    on_unit_link.plan.offload = "none";  // which moves nothing over it
+    on_unit_link.plan.offload_keep = 0;
     const auto seconds = formula_of(on_unit_link, rows_[0].units).link;
     if (seconds && compute > 0)
       set_link(plans_, config_, ranks_, fmt::format("{:.3g},0", seconds->busiest() / (compute / 2)));
@@ -224,12 +223,13 @@ class Walk {
         {"version", std::string(kVersion)},
         {"model", fmt::format("{}, {} layers, width {}, {} heads, {} parameters, {} sequences of {} tokens per step",
                               m.style, m.layers, m.width, m.heads, parameters, config_.batch, m.sequence)},
-        {"ranks", fmt::format("{} processes, mesh {}, {}", ranks_, plans_[0].config.mesh, config_.param_dtype)},
-        {"link", plans_[0].config.link.empty() ? "none: what this machine's memory gives"
+        {"ranks", fmt::format("{} processes, mesh {}, {}", ranks_, plans_[0].config.plan.mesh.text(),
+                              name(config_.plan.param_dtype))},
+        {"link", !plans_[0].config.link.any() ? "none: what this machine's memory gives"
                  : is_chosen()
                      ? fmt::format("{} (BYTES_PER_S,SECONDS): the default run's collectives take half of what "
                                    "its step takes without, {:.0f} ms",
-                                   plans_[0].config.link, compute * 1e3)
+                                   plans_[0].config.link.text(), compute * 1e3)
                      : link_},
         {"machine", fmt::format("{}, {} threads", cpu_model(), std::thread::hardware_concurrency())}};
   }
@@ -288,7 +288,7 @@ int run_walk(std::span<const std::string_view> args) {
   apply_flags(table, line);
   check_flags(config);
   leave_steps_only(config);
-  const std::string link = std::exchange(config.link, "");
+  const std::string link = std::exchange(config.link, {}).text();
   as_usage([&] { resolve(config); });
   check_usage(flags.rounds >= 1, "--rounds must be at least 1, got {}", flags.rounds);
   check_usage(flags.measured >= 1, "--measured must be at least 1, got {}", flags.measured);

@@ -19,8 +19,8 @@ TEST_F(TrainingOnCuda, OffloadedActivationsGiveTheBitsOfMemoryInLess) {
     TrainConfig config = on_cuda(row.llama ? llama_ : gpt_);
     config.model.layers = 6;
     config.model.dropout = row.llama ? 0 : 0.1;
-    config.recompute = row.recompute;
-    config.compile = row.compile;
+    config.plan.recompute = row.recompute;
+    config.plan.compiled = row.compile;
     const TinyRun in_memory = train_tiny(config, 1);
     const TinyRun outside = train_tiny(config, 1, [](Trainer& trainer) {
       nn::offload_activations(trainer.model(), {.bytes_in_flight = 4 * kUnit, .least_bytes = 1024});
@@ -35,7 +35,7 @@ TEST_F(TrainingOnCuda, OffloadedActivationsGiveTheBitsOfMemoryInLess) {
 TEST_F(TrainingOnCuda, OffloadOfActivationsIsASetting) {
   TrainConfig config = on_cuda(gpt_);
   const TinyRun in_memory = train_tiny(config, 1);
-  config.offload_activations = "blocks";
+  config.plan.offload_activations = "blocks";
   EXPECT_EQ(train_tiny(config, 1).losses, in_memory.losses);
 }
 
@@ -53,7 +53,7 @@ TEST_F(TrainingOnCuda, OffloadedActivationsHaveNoHazards) {
 
 TEST_F(TrainingOnCuda, AFolderForActivationsOfAGpuIsRefused) {
   TrainConfig config = on_cuda(gpt_);
-  config.offload_activations = "blocks:" + dir_.path();
+  config.plan.offload_activations = "blocks:" + dir_.path();
   config.model.width = 32;
   expect_error([&] { train_tiny(config, 1); }, {"goes to memory of the host", "leave out the folder"});
 }

@@ -23,12 +23,12 @@ TEST_F(TrainingOnCuda, RunsThatDoNotFitALimitSayWhereAndWhatWould) {
     config.model.layers = 1 + static_cast<std::int64_t>(random() % 3);
     config.model.width = random() % 2 ? 32 : 16;
     config.model.hidden = 4 * config.model.width;
-    config.recompute = random() % 3 ? "none" : "selective";
+    config.plan.recompute = random() % 3 ? "none" : "selective";
     config.steps = 3;
     const std::int64_t most = most_bytes(config);
     config.memory_limit = most * static_cast<std::int64_t>(80 + random() % 15) / 100 + kWorkspace;
     SCOPED_TRACE(fmt::format("seed {}: {} of {} layers, width {}, recompute {}, limit {} of {}", seed,
-                             config.model.style, config.model.layers, config.model.width, config.recompute,
+                             config.model.style, config.model.layers, config.model.width, config.plan.recompute.text(),
                              config.memory_limit, most));
     expect_says_where_and_what_would(config, 1);
   }

@@ -36,20 +36,20 @@ TEST_F(TrainingOnCuda, F176_GivesTheLossesOfTheCpu) {
 }
 
 TEST_F(TrainingOnCuda, F176_MixedPrecisionAndMicroBatchesGiveTheLossesOfTheCpu) {
-  llama_.accumulate = 2;
-  for (const auto& [param, reduce] :
-       {std::pair("bf16", "f32"), std::pair("bf16", "bf16"), std::pair("f32", "bf16"), std::pair("f16", "f32")}) {
-    llama_.param_dtype = param;
-    llama_.reduce_dtype = reduce;
+  llama_.plan.micro_batches = 2;
+  for (const auto& [param, reduce] : {std::pair(DType::bf16, DType::f32), std::pair(DType::bf16, DType::bf16),
+                                      std::pair(DType::f32, DType::bf16), std::pair(DType::f16, DType::f32)}) {
+    llama_.plan.param_dtype = param;
+    llama_.plan.reduce_dtype = reduce;
     const TinyRun cpu = train_tiny(llama_, 1), cuda = train_tiny(on_cuda(llama_), 1);
-    expect_close(cuda.losses, cpu.losses, 2e-2, std::string(param) + " " + reduce);
+    expect_close(cuda.losses, cpu.losses, 2e-2, fmt::format("{} {}", name(param), name(reduce)));
   }
 }
 
 TEST_F(TrainingOnCuda, WithoutShardingTheBitsAreTheSame) {
   llama_.steps = 3;
   const TinyRun sharded = train_tiny(on_cuda(llama_), 1);
-  llama_.fully_shard = false;
+  llama_.plan.fully_shard = false;
   const TinyRun plain = train_tiny(on_cuda(llama_), 1);
   EXPECT_EQ(plain.losses, sharded.losses);
   EXPECT_EQ(plain.final, sharded.final);
@@ -59,9 +59,9 @@ TEST_F(TrainingOnCuda, WithoutShardingTheBitsAreTheSame) {
 TEST_F(TrainingOnCuda, AMeshOfOneRankGivesTheLossesOfNone) {
   for (TrainConfig config : {on_cuda(gpt_), on_cuda(llama_)}) {
     const TinyRun plain = train_tiny(config, 1);
-    config.mesh = "dp=1,tp=1";
+    config.plan.mesh = "dp=1,tp=1";
     for (const bool compile : {false, true}) {
-      config.compile = compile;
+      config.plan.compiled = compile;
       const TinyRun meshed = train_tiny(config, 1);
       EXPECT_EQ(meshed.initial, plain.initial);
       expect_close(meshed.losses, plain.losses, 1e-6, config.model.style);
@@ -82,11 +82,11 @@ TEST_F(TrainingOnCuda, RunsRepeatBitForBitWhateverTheOrder) {
 
 TEST_F(TrainingOnCuda, F181_CompiledStepsAreBitwiseTheEagerOnes) {
   gpt_.model.dropout = 0.2;
-  llama_.param_dtype = "bf16";
+  llama_.plan.param_dtype = DType::bf16;
   for (TrainConfig config : {gpt_, llama_}) {
     config = on_cuda(config);
     const TinyRun eager = train_tiny(config, 1);
-    config.compile = true;
+    config.plan.compiled = true;
     const TinyRun compiled = train_tiny(config, 1);
     EXPECT_EQ(compiled.losses, eager.losses) << config.model.style;
     EXPECT_EQ(compiled.norms, eager.norms) << config.model.style;
@@ -111,7 +111,7 @@ TEST_F(TrainingOnCuda, F169_AResumedRunIsBitwiseTheUninterruptedOne) {
   EXPECT_EQ(tail.losses, std::vector<double>(whole.losses.begin() + 2, whole.losses.end()));
   EXPECT_EQ(tail.final, whole.final);
 
-  config.device = "cpu";  // the same state, other kernels
+  config.plan.device = Device::cpu();  // the same state, other kernels
   config.resume = checkpoint.path() + "/step-000002";
   config.save.clear();
   config.save_every = 0;
@@ -122,11 +122,11 @@ TEST_F(TrainingOnCuda, F169_AResumedRunIsBitwiseTheUninterruptedOne) {
 
 // All memory is allocated after three steps, and between two losses the host never waits for the device.
 TEST_F(TrainingOnCuda, F179_F180_ASteadyStepWaitsForNothingAndAllocatesNothing) {
-  llama_.param_dtype = "bf16";
+  llama_.plan.param_dtype = DType::bf16;
   for (TrainConfig config : {gpt_, llama_}) {
     for (const bool compiled : {false, true}) {
       config = on_cuda(config);
-      config.compile = compiled;
+      config.plan.compiled = compiled;
       run_ranks(1, [&](const Group& group) {
         Trainer trainer(config, group);
         std::int64_t step = 0;

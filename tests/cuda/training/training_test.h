@@ -20,7 +20,7 @@ inline void expect_close(const std::vector<double>& actual, const std::vector<do
 class TrainingOnCuda : public cuda::CudaTest {
  protected:
   static TrainConfig on_cuda(TrainConfig config) {
-    config.device = "cuda";
+    config.plan.device = Device::cuda(0);
     return config;
   }
   static DeviceContext& device() { return RankContext::current().device(Device::cuda(0)); }

@@ -1,0 +1,91 @@
+#include "tools/train/run_data.h"
+
+#include <algorithm>
+#include <fstream>
+#include <span>
+#include <vector>
+
+#include "runtime/comm/group/agree.h"
+#include "runtime/comm/job/world.h"
+#include "runtime/comm/store/hmac.h"
+#include "runtime/tensor/error.h"
+#include "tools/train/run_text.h"
+
+namespace sherd {
+
+namespace {
+
+/// What no two hosts have in common; a random one where the system does not tell.
+std::string host_identity() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  return id.empty() ? random_hex(16) : id;
+}
+
+}  // namespace
+
+void RunData::agree(ProcessGroup& group, const std::string& path) {
+  const TextFiles& files = tokens_->files();
+  std::string seen;
+  together(group, [&] { seen = fmt::format("{} {}", host_identity(), files.identity()); });
+  const std::vector<std::string> all_seen = gather_text(group, seen);
+  const auto first = static_cast<int>(std::ranges::find(all_seen, seen) - all_seen.begin());
+  ContentHash hash;
+  together(group, [&] {
+    if (first == group.rank()) hash = files.content_hash();
+  });
+  content_ = gather_text(group, hash.to_text())[static_cast<std::size_t>(first)];
+  compare(group, path);
+  if (hash.is_sampled() && group.rank() == 0)
+    say_on_stderr(
+        fmt::format("the data at {} has {} bytes: {} of them, evenly spread, stand for its content when "
+                    "ranks and resumes are compared",
+                    path, hash.all_bytes, hash.hashed_bytes));
+}
+
+void RunData::compare(ProcessGroup& group, const std::string& path) const {
+  const std::vector<std::string> prints =
+      gather_text(group, fmt::format("{} {}", tokens_->files().fingerprint(), content_));
+  for (std::size_t r = 1; r < prints.size(); ++r)
+    check(prints[r] == prints[0], "rank {} sees other data at {} than rank 0: {}; all ranks need the same files", r,
+          path,
+          prints[r].substr(0, prints[r].find(' ')) == prints[0].substr(0, prints[0].find(' '))
+              ? "names and sizes are equal, the content is not"
+              : "names or sizes of the files differ");
+}
+
+void RunData::note(Manifest& manifest) const {
+  manifest.vocabulary = tokens_->vocabulary().to_text();
+  manifest.state["data"] = std::to_string(tokens_->files().fingerprint());
+  manifest.state["data_content"] = content_;
+}
+
+// The same on all ranks, which have agreed on the data.
+void RunData::check_is_of(const Manifest& saved, const std::string& path, const std::string& resume) const {
+  const std::string remedy = fmt::format(
+      "pass the data of the checkpoint by --data PATH, or begin a new run on this one by --init-from {}", resume);
+  check(std::to_string(tokens_->files().fingerprint()) == saved.state_value<std::string>("data"),
+        "resume from {}: the data at {} is not what the checkpoint was trained on: names or sizes of the files differ; "
+        "{}",
+        resume, path, remedy);
+  if (!saved.state.contains("data_content")) return;  // of a program that did not look into the files
+  check(content_ == saved.state_value<std::string>("data_content"),
+        "resume from {}: the data at {} is not what the checkpoint was trained on: names and sizes are equal, the "
+        "content is not; {}",
+        resume, path, remedy);
+}
+
+std::pair<Tensor, Tensor> RunData::training_batch(std::uint64_t seed, std::int64_t batch, const BatchRows& rows,
+                                                  std::int64_t sequence) const {
+  std::vector<std::int32_t> windows(static_cast<std::size_t>(rows.count * (sequence + 1)));
+  for (std::int64_t i = 0; i < rows.count; ++i) {
+    // Micro-batch m of all ranks together is the same run of samples on any number of ranks, or dropout would differ.
+    const std::int64_t sample = (i / rows.micro * rows.ranks + rows.rank) * rows.micro + i % rows.micro;
+    tokens_->training_window(seed, batch, sample,
+                             std::span(windows).subspan(static_cast<std::size_t>(i * (sequence + 1)),
+                                                        static_cast<std::size_t>(sequence + 1)));
+  }
+  return inputs_and_targets(windows, rows.count, sequence);
+}
+
+}  // namespace sherd
