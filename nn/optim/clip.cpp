@@ -159,7 +159,7 @@ Tensor power_sum_in_pieces(std::span<const Tensor> list, std::int64_t bytes_in_f
   return total;
 }
 
-// Of this rank's elements.
+// Sums this rank's elements.
 Tensor local_power_sum(std::span<const Tensor> list, double p) {
   for (const Tensor& t : list)
     if (const OffloadHome* const home = home_of(t)) return power_sum_in_pieces(list, home->bytes_in_flight, p);

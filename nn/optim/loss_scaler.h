@@ -71,7 +71,7 @@ class LossScaler {
   std::vector<LossScalerState> state();
   /// A step was left: what unscale() has seen in it does not count. Local.
   void forget_step();
-  /// Those of this rank that live, in the order in which they were made.
+  /// The scalers of this rank that live, in the order in which they were made.
   static std::vector<LossScaler*> living(RankRegister* of = nullptr);
 
  private:

@@ -12,8 +12,8 @@ namespace sherd::nn {
 
 namespace {
 constexpr std::int64_t kPiecesInFlight = 3, kLeastInFlight = 4096;
-// Of a small state no more than a quarter is in memory either (between steps a half), as long as a piece is worth a
-// call.
+// A small state is cut so that no more than a quarter of it is in memory either (between steps a half), as long as a
+// piece is worth a call.
 constexpr std::int64_t kLeastPieces = 4 * kPiecesInFlight, kWorthACall = 16 << 10;
 }  // namespace
 

@@ -16,13 +16,13 @@
 namespace sherd::nn {
 
 struct OffloadOptions {
-  /// Of the file, for parameters of the host. Empty for those of a device.
+  /// Folder of the file, for parameters of the host. Empty for parameters of a device.
   std::string folder{};
   /// State in memory at a time, at most: a third of it is a piece, or a twelfth of the state if that is less. It is in
   /// the account of optimizer state.
   std::int64_t bytes_in_flight = kOffloadBytesInFlight;
-  /// Of the state, as much stays in memory: that of the smallest parameters (kept_in_memory()), by what the rank
-  /// has that has most.
+  /// As much of the state stays in memory: that of the smallest parameters (kept_in_memory()), by what the rank has
+  /// that has most.
   std::int64_t bytes_in_memory = 0;
 };
 
@@ -39,12 +39,12 @@ using StatePiece = std::vector<StateRun>;
 Device update_device(const Parameter& parameter);
 /// Bytes of the tensor that a rank has on average, the same on all.
 std::int64_t bytes_per_rank(const Tensor& value);
-/// Those of the rank that has most.
+/// Bytes of the tensor on the rank that has most.
 std::int64_t most_bytes_of_a_rank(const Tensor& value);
-/// Those of a tensor of this rank, or of its local one, dense: [count].
+/// A run's elements of a tensor of this rank, or of its local one, dense: [count].
 Tensor elements_of(const Tensor& tensor, const StateRun& run);
 
-/// Of a piece, where `bytes` are outside of memory and `bytes_in_flight` may be in it at a time.
+/// Size of a piece, where `bytes` are outside of memory and `bytes_in_flight` may be in it at a time.
 std::int64_t piece_bytes(std::int64_t bytes, std::int64_t bytes_in_flight);
 
 /// Cuts what comes into pieces of about equal size; a large parameter is cut into runs. All ranks cut alike, whatever
