@@ -1,16 +1,13 @@
 #pragma once
 // Optimizers see lists of local extents: one fused pass over all parameters of a rank, sharded or not, without a
 // dispatch per tensor and without communication.
-#include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "nn/module.h"
 #include "nn/optim/offloaded_state.h"
-#include "runtime/op/core/host_state.h"
 #include "runtime/tensor/small_vec.h"
 
 namespace sherd::nn {
@@ -36,19 +33,30 @@ struct StepInBackward {
   bool clears_gradients = false;
 };
 
-/// What step_in_backward() has asked for, of the step to come.
-struct AskedInBackward {
-  bool wanted = false, clears = false;
-  static constexpr AttrField fields[] = {
-      attr<&AskedInBackward::wanted>("step_in_backward").seen_by(SeenBy::guard, "each complete gradient; step()"),
-      attr<&AskedInBackward::clears>("clears_gradients").seen_by(SeenBy::guard, "each update in backward")};
+/// What changes parameters: kinds of state, and a fused row.
+class UpdateRule {
+ public:
+  /// Slots of state for one parameter, zero, in its layout.
+  virtual std::vector<std::string> state_kinds() const = 0;
+  /// Whether update() takes parameters of a floating dtype.
+  virtual bool updates(DType dtype) const = 0;
+  /// Whether update() depends on how often a parameter has been updated.
+  virtual bool counts_updates() const { return false; }
+  /// `parts` are of parameters that have gradients and, if the rule counts updates, have had `step` of them, this one
+  /// included; then there is a call for each number. Where state is offloaded there is one for each piece.
+  virtual void update(std::vector<UpdatedPart> parts, const Tensor& lr, const Tensor& step, const Tensor& scale) = 0;
+
+ protected:
+  ~UpdateRule() = default;
 };
 
-/// Base of AdamW and Sgd. Build it after fully_shard: state has the layout of the parameters
-/// between steps, and
-/// their device. Learning rate, step and gradient scale are 0-d tensors there, so a captured step follows their
-/// changes.
-class Optimizer {
+class OptimizerSlots;
+class StepInPieces;
+
+/// Base of AdamW and Sgd, which are its rule. Build it after fully_shard: state has the layout of the parameters
+/// between steps, and their device. Learning rate, step and gradient scale are 0-d tensors there, so a captured step
+/// follows their changes.
+class Optimizer : private UpdateRule {
  public:
   virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
@@ -86,7 +94,7 @@ class Optimizer {
   /// state(). Error if there is state already, and those of OffloadStore. Local.
   void offload(const OffloadOptions& options);
   /// Null: the state is in memory.
-  const OffloadedState* offloaded() const { return offloaded_.get(); }
+  const OffloadedState* offloaded() const;
 
   /// Outside of a captured step; the captured step reads the slot. Does not block. Error unless it is a finite f32 of
   /// at least 0, as of the constructors' options.
@@ -96,8 +104,8 @@ class Optimizer {
   /// all counts as they are, to the bit, whatever the gradients hold. Does not block.
   void set_gradient_scale(const Tensor& scale);
   /// The slot's 0-d tensor, which the rows of step() read.
-  const Tensor& gradient_scale() const { return scale_.value(); }
-  const std::vector<Parameter*>& parameters() const { return parameters_; }
+  const Tensor& gradient_scale() const;
+  const std::vector<Parameter*>& parameters() const;
 
   /// Why there is a value among parameters, state and counts that is not whole; empty if all are.
   std::string torn() const;
@@ -107,13 +115,13 @@ class Optimizer {
   void abandon(std::string_view reason) noexcept;
   /// A step was left: its gradient scale does not count, nor does a step_in_backward() that was to follow. Local.
   void forget_step();
-  /// Those of this rank that live, in the order in which they were made.
+  /// The optimizers of this rank that live, in the order in which they were made.
   static std::vector<Optimizer*> living(RankRegister* of = nullptr);
 
   /// State of all parameters, made now if there was no step yet; part of a checkpoint.
   std::vector<OptimizerState> state();
   /// Number of steps that have updated something, as a 0-d f32 slot; part of a checkpoint.
-  Slot& step_slot() { return step_; }
+  Slot& step_slot();
   /// Number of steps that have updated each parameter, kind "step", made now if there was no step yet: slots that share
   /// the bytes of step_slot() while the parameter has missed none. Empty where the rule does not ask.
   std::vector<OptimizerState> counts();
@@ -121,73 +129,14 @@ class Optimizer {
  protected:
   /// Error if a parameter is null or twice in the list, which would move it twice a step.
   Optimizer(std::vector<Parameter*> parameters, double lr);
-  /// Slots of state for one parameter, zero, in its layout.
-  virtual std::vector<std::string> state_kinds() const = 0;
-  /// Whether update() takes parameters of a floating dtype.
-  virtual bool updates(DType dtype) const = 0;
-  /// Whether update() depends on how often a parameter has been updated.
-  virtual bool counts_updates() const { return false; }
-  /// `parts` are of parameters that have gradients and, if the rule counts updates, have had `step` of them, this one
-  /// included; then there is a call for each number. Where state is offloaded there is one for each piece.
-  virtual void update(std::vector<UpdatedPart> parts, const Tensor& lr, const Tensor& step, const Tensor& scale) = 0;
 
  private:
-  /// Parameters that share one count.
-  struct Cohort {
-    Tensor count;
-    std::vector<std::size_t> active, idle;  // with a gradient in this step, and without
-  };
   std::vector<std::size_t> ready_parameters();
   void apply(const std::vector<std::size_t>& active);
-  void update_all(const Cohort& cohort);
-  void update_in_pieces(const Cohort& cohort);
-  bool has_homes() const;
-  struct PieceSizes {
-    std::int64_t bytes = 0, in_flight = 0;  ///< of a piece; pieces in memory at a time, between steps
-  };
-  PieceSizes piece_sizes() const;
-  std::vector<Tensor> homes_of(const StatePiece& piece) const;
-  std::vector<Tensor> gradient_homes_of(const StatePiece& piece) const;
-  void add_update(std::size_t parameter, const Tensor& count);
-  void start_piece(StatePiece piece);
-  void update_oldest_piece();
-  void finish_pieces();
-  /// Of a step that has failed: what it has fetched, and what it meant to do.
-  void drop_pieces();
-  /// Of a step in backward: whether it has changed something; whether it has updated this parameter.
-  bool has_begun() const;
-  bool is_updated(std::size_t parameter) const;
-  /// Marks all as torn, and ends the step for others, if `change` throws.
-  void or_tear(const std::function<void()>& change);
-  void gradient_is_complete(std::size_t parameter);
-  void fetch_ahead();
-  Tensor take_ahead(const StatePiece& piece);
-  void begin_in_backward();
-  void forget_step_that_was_left();
-  void end_in_backward();
-  Tensor count_of_step(std::size_t parameter);
-  /// Of parameters, state and counts.
-  void for_each_slot(const std::function<void(Slot&)>& visit) const;
-  void ensure_state(std::size_t parameter);
-  void check_value(std::size_t parameter) const;
-  void check_state_fits(std::size_t parameter) const;
-  void ensure_counts();
-  std::vector<Cohort> cohorts_of(const std::vector<std::size_t>& active) const;
-  std::vector<Cohort> count(const std::vector<std::size_t>& active);
-  void move_scalars(Device device);
+  void update_whole(const std::vector<std::size_t>& updated, const Tensor& count);
 
-  std::vector<Parameter*> parameters_;
-  std::vector<std::vector<std::unique_ptr<Slot>>> state_;  // [parameter][kind]
-  std::vector<std::unique_ptr<Slot>> counts_;              // [parameter], null before its state is made
-  std::unique_ptr<OffloadedState> offloaded_;              // null: state is in memory
-  struct PiecesInFlight;
-  std::unique_ptr<PiecesInFlight> pieces_;  // of the step that is made; null: none
-  struct InBackward;
-  std::unique_ptr<InBackward> in_backward_;  // null: no step of a backward pass was ever wanted
-  HostState<AskedInBackward> asked_;
-  std::shared_ptr<const int> alive_ = std::make_shared<int>(0);  // for hooks of parameters, which live on
-  Slot lr_, step_, scale_;
-  bool has_stepped_ = false;
+  const std::unique_ptr<OptimizerSlots> slots_;
+  const std::unique_ptr<StepInPieces> pieces_;
   Registered<Optimizer> registered_{this};
 };
 

@@ -1,39 +1,65 @@
 #pragma once
-// The parts of a step that is made in pieces: of the files of Optimizer alone.
-#include <cstdint>
-#include <deque>
-#include <utility>
+// A step that is made piece by piece, of state, values and gradients that come and go; and one that begins within
+// backward, as gradients become complete. Of the files of Optimizer alone.
+#include <cstddef>
+#include <functional>
+#include <memory>
 #include <vector>
 
-#include "nn/optim/optimizer.h"
+#include "nn/optim/optimizer_slots.h"
+#include "runtime/op/core/host_state.h"
 
 namespace sherd::nn {
 
-/// What the step of now has begun, in the order in which it is to be updated.
-struct Optimizer::PiecesInFlight {
-  struct Fetched {
-    StatePiece piece;
-    Tensor count;
-    std::vector<Tensor> homes;  // of what is updated: values, state
-    Tensor here;                // undefined: all of it is in memory
-    std::vector<Tensor> gradient_homes;
-    Tensor gradients_here;
+class StepInPieces {
+ public:
+  /// What ask() has asked for, of the step to come.
+  struct Asked {
+    bool wanted = false, clears = false;
+    static constexpr AttrField fields[] = {
+        attr<&Asked::wanted>("step_in_backward").seen_by(SeenBy::guard, "each complete gradient; step()"),
+        attr<&Asked::clears>("clears_gradients").seen_by(SeenBy::guard, "each update in backward")};
   };
-  StatePieces cut;
-  Tensor count{};  // of what is cut now
-  std::deque<Fetched> fetched{};
-};
 
-/// A step that updates within backward.
-struct Optimizer::InBackward {
-  bool has_begun = false;
-  std::vector<bool> is_updated{};                   // by parameter
-  std::vector<std::pair<Tensor, Tensor>> counts{};  // of cohorts: before the step, and in it
-  std::vector<StatePiece> order{};                  // of the step before: what comes first is fetched ahead
-  std::vector<StatePiece> order_now{};
-  std::int64_t in_flight = 0;  // pieces in memory at a time, between steps
-  std::deque<std::pair<StatePiece, Tensor>> ahead{};
-  std::vector<std::pair<Ref<Storage>, std::uint32_t>> homes_ahead{};  // with their versions then
+  explicit StepInPieces(OptimizerSlots& slots);
+  ~StepInPieces();
+
+  /// Whether something that a step updates lies outside of memory.
+  bool are_needed() const;
+  /// Updates parameters that share a count.
+  void update(const std::vector<std::size_t>& parameters, const Tensor& count);
+  /// Updates what has been fetched.
+  void finish();
+  /// Lets go of what a step that has failed has fetched, and of what it meant to do.
+  void drop();
+  /// Marks all as torn, and ends the step for others, if `change` throws.
+  void or_tear(const std::function<void()>& change);
+
+  /// The step to come begins within backward, see Optimizer::step_in_backward().
+  void ask(const StepInBackward& options);
+  /// Whether such a step has changed something; whether it has updated this parameter.
+  bool has_begun() const;
+  bool is_updated(std::size_t parameter) const;
+  void forget_step_that_was_left();
+  void end_in_backward();
+
+ private:
+  struct InFlight;
+  struct InBackward;
+  void begin_update(std::size_t parameter, const Tensor& count);
+  void start(StatePiece piece);
+  void update_oldest();
+  void gradient_is_complete(std::size_t parameter);
+  void fetch_ahead();
+  Tensor take_ahead(const StatePiece& piece);
+  void begin_in_backward();
+  Tensor count_of_step(std::size_t parameter);
+
+  OptimizerSlots& slots_;
+  std::unique_ptr<InFlight> pieces_;         // of the step that is made; null: none
+  std::unique_ptr<InBackward> in_backward_;  // null: no step of a backward pass was ever wanted
+  HostState<Asked> asked_;
+  const std::shared_ptr<const int> alive_ = std::make_shared<int>(0);  // for hooks of parameters, which live on
 };
 
 }  // namespace sherd::nn

@@ -6,7 +6,7 @@
 
 #include "dtensor/scopes.h"
 #include "nn/module.h"
-#include "nn/optim/optimizer.h"
+#include "nn/optim/step_in_pieces.h"
 #include "nn/parallel/shard/unit/unit_knobs.h"
 #include "nn/random_rows.h"
 #include "tests/support/source_path.h"
@@ -25,7 +25,7 @@ const StateOf kStates[] = {{"a module", nn::ModuleState::fields},
                            {"distributed rows", DistributedModes::fields},
                            {"a unit's gathers", nn::GatherKnobs::fields},
                            {"a unit's reductions", nn::ReductionKnobs::fields},
-                           {"an optimizer", nn::AskedInBackward::fields}};
+                           {"an optimizer", nn::StepInPieces::Asked::fields}};
 
 std::string table() {
   std::string text = "| of | field | seen by | read by |\n|---|---|---|---|\n";
