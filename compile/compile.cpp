@@ -14,6 +14,7 @@
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/left_steps.h"
+#include "runtime/op/core/tape_modes.h"
 #include "runtime/os/settings.h"
 
 namespace sherd {
@@ -28,14 +29,14 @@ void drop_history(std::vector<Tensor>& tensors) {
 
 // What all ranks would say alike.
 bool is_first_rank() {
-  const std::shared_ptr<ProcessGroup>& world = RankContext::current().world;
+  const std::shared_ptr<ProcessGroup>& world = known_world();
   return !world || world->rank() == 0;
 }
 
 // What the tape of the step would keep, a replay has decided.
 void check_scopes() {
-  const RankContext& context = RankContext::current();
-  check(!context.saved_policy && !context.segment_policy,
+  const TapeModes& modes = tape_modes();
+  check(!modes.saved_policy && !modes.segment_policy,
         "a captured step is called within a scope that offloads, or recomputes, what backward needs, and a replay "
         "would not: open the scope in the step");
 }

@@ -9,6 +9,7 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/op/copy/offload.h"
+#include "runtime/op/core/tape_modes.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/os/host_memory.h"
 #include "runtime/tensor/nearest.h"
@@ -315,7 +316,7 @@ Module::ForwardScope::ForwardScope(Module& module) : module_(module), outer_path
       module.root().state_.get<&ModuleState::hooks>();
       module.note_parts_read();
     }
-    if (context.records_segment()) [[unlikely]]
+    if (records_segment()) [[unlikely]]
       module.check_recomputable();
     for (; entered_ < module.hooks_.size(); ++entered_) module.hooks_[entered_]->before_forward(module);
   } catch (...) {

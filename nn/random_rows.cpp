@@ -19,11 +19,12 @@ namespace {
 constexpr double kOneCall = 4294967296.0;  // 2^32
 constexpr std::int64_t kFirstPlaces = 64;
 
-// Apart from the counters, which are slots: an update makes none.
 struct RankRows {
+  // Apart from the counters, which are slots: an update makes none.
   HostState<RowsThatDraw> state{[](const void*) { return std::string("rows that draw"); }, this};
+  std::shared_ptr<Slot> counters;  // made by the first who asks
 };
-HostState<RowsThatDraw>& rows() { return RankContext::current().state<RankRows>().state; }
+RankRows& rank_rows() { return RankContext::current().state<RankRows>(); }
 
 class Counters final : public Slot {
  public:
@@ -80,8 +81,8 @@ class Counters final : public Slot {
   }
   /// A module may be destroyed after its rank's scope, or on another thread.
   void note_rows() {
-    if (RankContext* context = RankContext::current_or_null(); context && context->random_step.get() == this)
-      rows().set<&RowsThatDraw::any>(has_rows());
+    if (!RankContext::current_or_null()) return;
+    if (RankRows& rows = rank_rows(); rows.counters.get() == this) rows.state.set<&RowsThatDraw::any>(has_rows());
   }
   /// 0-d i64: the counter of the next call.
   Tensor next(std::int64_t place) {
@@ -115,9 +116,9 @@ class Counters final : public Slot {
 };
 
 std::shared_ptr<Slot>& counters_slot() {
-  RankContext& context = RankContext::current();
-  if (!context.random_step) context.random_step = std::make_shared<Counters>();
-  return context.random_step;
+  std::shared_ptr<Slot>& counters = rank_rows().counters;
+  if (!counters) counters = std::make_shared<Counters>();
+  return counters;
 }
 // Made here only.
 Counters& as_counters(Slot& slot) { return static_cast<Counters&>(slot); }
@@ -160,14 +161,14 @@ void set_step(std::int64_t step) {
   counters.assign(Tensor::scalar(static_cast<double>(step), DType::i64));
 }
 
-const HostState<RowsThatDraw>& rows_that_draw() { return rows(); }
+const HostState<RowsThatDraw>& rows_that_draw() { return rank_rows().state; }
 
 void keep_random_calls() {
-  if (rows().get<&RowsThatDraw::any>()) as_counters(*counters_slot()).keep();
+  if (rows_that_draw().get<&RowsThatDraw::any>()) as_counters(*counters_slot()).keep();
 }
 
 void take_back_random_calls(bool is_update_of_all) {
-  const auto& slot = RankContext::current().random_step;
+  const auto& slot = rank_rows().counters;
   if (!slot) return;
   if (is_update_of_all) as_counters(*slot).take_back();
   else as_counters(*slot).restart();

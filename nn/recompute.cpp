@@ -21,10 +21,9 @@ class RecomputeHook final : public ModuleHook, public SegmentPolicy {
   explicit RecomputeHook(RecomputePolicy policy) : policy_(std::move(policy)) {}
 
   void before_forward(Module& module) override {
-    const RankContext& context = RankContext::current();
-    const bool keeps_all = policy_.mode == Recompute::none && context.segment == 0;
+    const bool keeps_all = policy_.mode == Recompute::none && tape_modes().segment == 0;
     std::unique_ptr<SegmentScope> scope;
-    if (context.grad_enabled && !keeps_all) {
+    if (RankContext::current().grad_enabled && !keeps_all) {
       module.check_recomputable();
       scope = std::make_unique<SegmentScope>(*this);
     }

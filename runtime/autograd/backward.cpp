@@ -8,6 +8,7 @@
 #include "runtime/autograd/recomputed.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/core/tape_modes.h"
 #include "runtime/op/core/vjp_call.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/rows/reduce_attrs.h"
@@ -32,11 +33,11 @@ class BackwardPass {
         options_(options),
         recording_off_(false),
         phase_(StepPhase::backward) {
-    check(context_.backward == nullptr, "backward() inside backward() is not supported: gradients are not recorded");
-    context_.backward = this;
+    check(!in_backward(), "backward() inside backward() is not supported: gradients are not recorded");
+    tape_modes().backward = this;
   }
   ~BackwardPass() {
-    context_.backward = nullptr;
+    tape_modes().backward = nullptr;
     context_.module_path = outer_path_;
     // After an error nodes and leaves must not remember half a pass.
     if (current_) static_cast<OpNode*>(current_.get())->pending.clear();
@@ -265,15 +266,15 @@ void backward(const Tensor& root, const BackwardOptions& options) {
   }
 }
 
-bool in_backward() { return RankContext::current().backward != nullptr; }
+bool in_backward() { return tape_modes().backward != nullptr; }
 
 std::uint64_t backward_pass() {
-  const BackwardPass* const pass = RankContext::current().backward;
+  const BackwardPass* const pass = tape_modes().backward;
   return pass ? pass->id() : 0;
 }
 
 void at_end_of_backward(std::function<void()> callback) {
-  BackwardPass* pass = RankContext::current().backward;
+  BackwardPass* pass = tape_modes().backward;
   check(pass != nullptr, "at_end_of_backward: no backward pass is running");
   pass->add_callback(std::move(callback));
 }

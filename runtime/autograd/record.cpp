@@ -55,6 +55,7 @@ constexpr std::size_t kMostRecomputed = 32;  // inputs of a call: as many as the
 
 /// What the vjp reads.
 struct SaveNeeds {
+  static constexpr std::uint64_t segment = 0;
   void input(OpNode& node, SavedTensor& saved, const Tensor& t, std::size_t i) const {
     if (!node.op->needs.input(i)) return;
     if (i < kMostRecomputed && is_cheap(t, 0)) node.recomputed_inputs |= 1u << i;
@@ -94,14 +95,14 @@ struct SaveByPolicy {
   }
 };
 
-SaveByPolicy saving_of(const OpCall& call, const RankContext& context) {
-  if (context.segment == 0) return {context.saved_policy, 0, Saves::needs};
+SaveByPolicy saving_of(const OpCall& call, const TapeModes& modes) {
+  if (modes.segment == 0) return {modes.saved_policy, 0, Saves::needs};
   if (call.op.traits.collective)
     fail(
         "{} in a recomputed segment: backward would run it again, at a time of its own; leave the module that "
         "communicates out of recomputation, or use distributed tensors",
         call.op.name);
-  return {context.saved_policy, context.segment, context.segment_policy->saves(call.op)};
+  return {modes.saved_policy, modes.segment, modes.segment_policy->saves(call.op)};
 }
 
 // ---- nodes ----
@@ -114,7 +115,7 @@ NodeRef make_node(const OpCall& call, RankContext& context, const How& how) {
   node->attrs = call.attrs.keep();
   node->sequence = context.next_id();
   node->module_path = context.module_path;
-  node->segment = context.segment;
+  node->segment = how.segment;
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     const Tensor& t = call.in[i];
     push_meta(*node, node->input_metas, t);
@@ -175,8 +176,8 @@ Tensors record_as(OpCall& call, RankContext& context, const How& how) {
 
 Tensors record(OpCall& call) {
   RankContext& context = RankContext::current();
-  if (context.saved_policy || context.segment) [[unlikely]]
-    return record_as(call, context, saving_of(call, context));
+  if (const auto& modes = context.state<TapeModes>(); modes.saved_policy || modes.segment) [[unlikely]]
+    return record_as(call, context, saving_of(call, modes));
   return record_as(call, context, SaveNeeds());
 }
 

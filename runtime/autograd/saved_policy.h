@@ -2,9 +2,10 @@
 // In which form the tape keeps the bytes it saves: by a handle, unless a policy packs them (on the host, in a file,
 // compressed). Which bytes it saves is another matter, see segment.h.
 #include <memory>
+#include <utility>
 
 #include "runtime/autograd/saved_tensor.h"
-#include "runtime/exec/context.h"
+#include "runtime/op/core/tape_modes.h"
 
 namespace sherd {
 
@@ -23,13 +24,13 @@ class SavedPolicy {
 class SavedScope {
  public:
   explicit SavedScope(SavedPolicy& policy)
-      : context_(RankContext::current()), outer_(std::exchange(context_.saved_policy, &policy)) {}
-  ~SavedScope() { context_.saved_policy = outer_; }
+      : modes_(tape_modes()), outer_(std::exchange(modes_.saved_policy, &policy)) {}
+  ~SavedScope() { modes_.saved_policy = outer_; }
   SavedScope(const SavedScope&) = delete;
   SavedScope& operator=(const SavedScope&) = delete;
 
  private:
-  RankContext& context_;
+  TapeModes& modes_;
   SavedPolicy* const outer_;
 };
 

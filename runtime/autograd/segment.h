@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "runtime/exec/context.h"
+#include "runtime/op/core/tape_modes.h"
 
 namespace sherd {
 
@@ -32,19 +32,19 @@ class SegmentPolicy {
 class SegmentScope {
  public:
   explicit SegmentScope(const SegmentPolicy& policy)
-      : context_(RankContext::current()), outer_policy_(context_.segment_policy), outer_(context_.segment) {
-    context_.segment_policy = &policy;
-    if (context_.segment == 0) context_.segment = context_.next_id();
+      : modes_(tape_modes()), outer_policy_(modes_.segment_policy), outer_(modes_.segment) {
+    modes_.segment_policy = &policy;
+    if (modes_.segment == 0) modes_.segment = RankContext::current().next_id();
   }
   ~SegmentScope() {
-    context_.segment_policy = outer_policy_;
-    context_.segment = outer_;
+    modes_.segment_policy = outer_policy_;
+    modes_.segment = outer_;
   }
   SegmentScope(const SegmentScope&) = delete;
   SegmentScope& operator=(const SegmentScope&) = delete;
 
  private:
-  RankContext& context_;
+  TapeModes& modes_;
   const SegmentPolicy* const outer_policy_;
   const std::uint64_t outer_;
 };
@@ -53,18 +53,18 @@ class SegmentScope {
 class OutsideSegment {
  public:
   OutsideSegment()
-      : context_(RankContext::current()),
-        policy_(std::exchange(context_.segment_policy, nullptr)),
-        segment_(std::exchange(context_.segment, 0)) {}
+      : modes_(tape_modes()),
+        policy_(std::exchange(modes_.segment_policy, nullptr)),
+        segment_(std::exchange(modes_.segment, 0)) {}
   ~OutsideSegment() {
-    context_.segment_policy = policy_;
-    context_.segment = segment_;
+    modes_.segment_policy = policy_;
+    modes_.segment = segment_;
   }
   OutsideSegment(const OutsideSegment&) = delete;
   OutsideSegment& operator=(const OutsideSegment&) = delete;
 
  private:
-  RankContext& context_;
+  TapeModes& modes_;
   const SegmentPolicy* const policy_;
   const std::uint64_t segment_;
 };

@@ -17,13 +17,7 @@
 
 namespace sherd {
 
-class Slot;
 class CaptureSink;
-class BackwardPass;
-class SavedPolicy;
-class SegmentPolicy;
-class ProcessGroup;
-class CommCounter;
 class HazardChecker;
 class MemoryLog;
 class Trace;
@@ -46,7 +40,7 @@ class RankContext final : public RankMemory {
   /// This rank's use of a device, opened at first use. Throws Error, saying why, if there is no such device, or if
   /// this rank is a ghost.
   DeviceContext& device(Device device);
-  /// Those opened so far.
+  /// The devices opened so far.
   const std::vector<std::unique_ptr<DeviceContext>>& devices() const { return devices_; }
 
   /// What a higher layer keeps per rank: a T of this context, made at first use by its default constructor and
@@ -62,21 +56,11 @@ class RankContext final : public RankMemory {
   // Modes, changed through RAII guards only.
   bool grad_enabled = true;
   CaptureSink* capture = nullptr;
-  BackwardPass* backward = nullptr;
-  /// How the tape keeps the bytes it saves, null: as they are; and of the segment that is recorded now its number and
-  /// what the tape keeps of it, 0 and null outside of one. See autograd/saved_policy.h and autograd/segment.h.
-  SavedPolicy* saved_policy = nullptr;
-  const SegmentPolicy* segment_policy = nullptr;
-  std::uint64_t segment = 0;
-  bool records_segment() const { return segment != 0 && grad_enabled; }
   StepPhase phase = StepPhase::forward;
   /// Where this thread writes down what it does, or null; see trace.h.
   Trace* trace = nullptr;
-  /// Who writes down what takes memory, or null; see memory_log.h.
+  /// Writes down what takes memory, or null; see memory_log.h.
   MemoryLog* memory_log = nullptr;
-
-  /// The innermost scope that counts collectives, or null; see comm/group/comm_counter.h.
-  CommCounter* comm_counter = nullptr;
 
   /// Path of the module whose forward runs now; the strings live as long as the context.
   const std::string* module_path = nullptr;
@@ -84,12 +68,8 @@ class RankContext final : public RankMemory {
   /// "rank 3" or "rank 3 (dp 3)"; empty on one rank. Error messages end with it.
   std::string rank_text;
   std::int64_t step = -1;
-  /// 0-d i64 slot that random rows put into their counter, with all else that they draw by; made by random_step().
-  std::shared_ptr<Slot> random_step;
-  /// All ranks of the job; see comm/job/world.h.
-  std::shared_ptr<ProcessGroup> world;
 
-  /// Ranks that compute on this host. Waits spin only where they leave cores free; set with the world.
+  /// Ranks that compute on this host. Waits spin only where they leave cores free; set by set_world_group().
   int num_ranks_here = 1;
 
   /// This rank's queue of that name ("gather", "reduce", "collective", ...) on the host or a device, made at first use.

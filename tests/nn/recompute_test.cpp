@@ -17,6 +17,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/trace.h"
 #include "runtime/op/core/host_reads.h"
+#include "runtime/op/core/tape_modes.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 
@@ -283,7 +284,7 @@ TEST_F(RecomputeModels, EffectsAreRefusedByName) {
   expect_error([&] { wrapper(x); }, {"module \"inner\"", "UnmarkedHook"});
   wrapper.inner.remove_hook(*hook);
   // What was refused left nothing behind.
-  EXPECT_EQ(RankContext::current().segment, 0u);
+  EXPECT_EQ(tape_modes().segment, 0u);
   backward(sum(wrapper(x)));
   EXPECT_TRUE(same_bits(wrapper.inner.weight.grad(), full({4}, 2)));
 }

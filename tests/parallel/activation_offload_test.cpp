@@ -329,7 +329,7 @@ TEST(ActivationOffload, EvaluationMovesNothing) {
   const std::vector<Tensor> in = training.batch(0);
   const HazardChecker checker;
   EXPECT_GT((*training.model)(in[0], in[1]).item<float>(), 0);
-  EXPECT_EQ(RankContext::current().saved_policy, nullptr);
+  EXPECT_EQ(tape_modes().saved_policy, nullptr);
 }
 
 TEST(ActivationOffload, RefusalsNameWhatIsWrong) {

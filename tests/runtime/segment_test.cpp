@@ -214,9 +214,9 @@ TEST_F(SegmentTest, InnerScopesBringAnotherPolicyOnly) {
   const Function f = [this](const std::vector<Tensor>& in) {
     Tensor a = linear(in[0], in[1]);
     {
-      const std::uint64_t outer = RankContext::current().segment;
+      const std::uint64_t outer = tape_modes().segment;
       const SegmentScope inner(needs_);
-      if (outer) { EXPECT_EQ(RankContext::current().segment, outer); }
+      if (outer) { EXPECT_EQ(tape_modes().segment, outer); }
       a = linear(sin(std::move(a)), in[2]);
     }
     return linear(square(std::move(a)), in[1]);
@@ -224,8 +224,8 @@ TEST_F(SegmentTest, InnerScopesBringAnotherPolicyOnly) {
   const Pass outside = run(f, diamond_inputs(), nullptr), inside = run(f, diamond_inputs(), &nothing_);
   expect_same(inside, outside);
   EXPECT_EQ(inside.calls.at("linear"), 1) << "the second; what the first gave is kept for the sine";
-  EXPECT_EQ(RankContext::current().segment, 0u);
-  EXPECT_EQ(RankContext::current().segment_policy, nullptr);
+  EXPECT_EQ(tape_modes().segment, 0u);
+  EXPECT_EQ(tape_modes().segment_policy, nullptr);
 }
 
 TEST_F(SegmentTest, EveryOutputOfARowCanBeHadAgain) {
@@ -356,7 +356,7 @@ TEST_F(SegmentTest, AnExceptionInTheMiddleOfAPlanLeavesNothingBehind) {
     expect_error([&] { backward(y, {.retain_graph = true}); }, {"the trap", "linear", "blocks.3"});
   }
   EXPECT_EQ(context.module_path, path);
-  EXPECT_EQ(context.segment, 0u);
+  EXPECT_EQ(tape_modes().segment, 0u);
   EXPECT_FALSE(in_backward());
   EXPECT_EQ(activation_bytes(), before) << "what had run again by then";
   for (const Tensor& root : {y, recomputed()}) {
@@ -400,7 +400,7 @@ TEST_F(SegmentTest, EffectsAreRefusedByName) {
       const OutsideSegment outside;
       EXPECT_EQ(sum(x.value()).item<float>(), 1.5f);
     }
-    EXPECT_NE(context.segment, 0u);
+    EXPECT_NE(tape_modes().segment, 0u);
     const GradMode off(false);  // what is not recorded does not run again
     EXPECT_EQ(sum(x.value()).item<float>(), 1.5f);
     all_reduce(mul(x.value(), 2), *group);
@@ -451,7 +451,7 @@ TEST_F(SegmentTest, PackedBytesComeBack) {
     EXPECT_EQ(copies.unpacked, copies.packed);
     EXPECT_EQ(copies.alive, 0);
     expect_same(run(packed, inputs, policy, 2), run(diamond, inputs, nullptr, 2));
-    EXPECT_EQ(RankContext::current().saved_policy, nullptr);
+    EXPECT_EQ(tape_modes().saved_policy, nullptr);
   }
 }
 

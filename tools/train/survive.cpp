@@ -159,7 +159,7 @@ std::optional<int> Survivor::train_in_group(const Work& work) {
   } catch (const CommError&) {  // in a group that has not trained: what was carried stays
     if (!is_announced_) throw;
   } catch (const std::exception& error) {
-    if (const auto& world = RankContext::current().world) world->abort(error.what());
+    if (const auto& world = known_world()) world->abort(error.what());
     throw;
   }
   return std::nullopt;

@@ -10,18 +10,23 @@ namespace sherd {
 
 namespace {
 
+// The scope of the rank's thread that counts, or null.
+struct InnermostCounter {
+  CommCounter* counter = nullptr;
+};
+CommCounter*& innermost_counter() { return RankContext::current().state<InnermostCounter>().counter; }
+
 bool is_inside(std::string_view path, std::string_view module) {
   return path.starts_with(module) && (path.size() == module.size() || module.empty() || path[module.size()] == '.');
 }
 
 }  // namespace
 
-CommCounter::CommCounter() : context_(RankContext::current()), outer_(context_.comm_counter) {
+CommCounter::CommCounter() : innermost_(innermost_counter()), outer_(std::exchange(innermost_, this)) {
   if (outer_) cause_ = outer_->cause_;
-  context_.comm_counter = this;
 }
 
-CommCounter::~CommCounter() { context_.comm_counter = outer_; }
+CommCounter::~CommCounter() { innermost_ = outer_; }
 
 template <class Predicate>
 CommCounter::Item CommCounter::sum_if(Predicate&& predicate) const {
@@ -83,18 +88,17 @@ std::string CommCounter::describe() const {
 }
 
 CommCause::CommCause(std::string_view op)
-    : counter_(RankContext::current().comm_counter), outer_(counter_ ? std::exchange(counter_->cause_, op) : "") {}
+    : counter_(innermost_counter()), outer_(counter_ ? std::exchange(counter_->cause_, op) : "") {}
 
 CommCause::~CommCause() {
   if (counter_) counter_->cause_ = outer_;
 }
 
 void count_collective(const IssuedCollective& issued) {
-  const RankContext& context = RankContext::current();
-  CommCounter* const innermost = context.comm_counter;
+  CommCounter* const innermost = innermost_counter();
   if (innermost == nullptr || issued.ranks <= 1) return;
   std::string_view module = issued.module;
-  if (module.empty() && context.module_path) module = *context.module_path;
+  if (const std::string* const path = RankContext::current().module_path; path && module.empty()) module = *path;
   for (CommCounter* counter = innermost; counter; counter = counter->outer_)
     counter->add(issued, innermost->cause_, module);
 }

@@ -62,7 +62,7 @@ class CommCounter {
   template <class Predicate>
   Item sum_if(Predicate&& predicate) const;
 
-  RankContext& context_;
+  CommCounter*& innermost_;  // of the rank
   CommCounter* const outer_;
   std::string_view cause_;
   std::vector<Entry> entries_;

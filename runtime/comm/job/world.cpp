@@ -24,6 +24,10 @@ struct ConnectedWorld {
   std::shared_ptr<ProcessGroup> group;
 };
 
+struct KnownWorld {
+  std::shared_ptr<ProcessGroup> group;
+};
+
 // Kernels of another level round differently, and replicated tensors would drift apart in silence.
 void check_same_level(ProcessGroup& group) {
   const PurposeScope purpose("world_group");
@@ -68,10 +72,11 @@ std::shared_ptr<ProcessGroup> connect_world(const WorldOptions& options) {
 void say_on_stderr(const std::string& text) { fmt::print(stderr, "sherd: {}\n", text); }
 
 std::shared_ptr<ProcessGroup> world_group(const WorldOptions& options) {
-  RankContext& context = RankContext::current();
-  if (!context.world) set_world_group(connect_world(options));
-  return context.world;
+  if (!known_world()) set_world_group(connect_world(options));
+  return known_world();
 }
+
+const std::shared_ptr<ProcessGroup>& known_world() { return RankContext::current().state<KnownWorld>().group; }
 
 void set_world_group(std::shared_ptr<ProcessGroup> group) {
   RankContext& context = RankContext::current();
@@ -83,7 +88,7 @@ void set_world_group(std::shared_ptr<ProcessGroup> group) {
     context.use_shared_heap(std::move(heap.memory), heap.bytes);
   }
   context.num_ranks_here = group ? group->size() : 1;
-  context.world = std::move(group);
+  context.state<KnownWorld>().group = std::move(group);
 }
 
 }  // namespace sherd

@@ -28,6 +28,9 @@ struct WorldOptions {
 /// makes the group.
 std::shared_ptr<ProcessGroup> world_group(const WorldOptions& options = {});
 
+/// The same if it is known already; null: not yet.
+const std::shared_ptr<ProcessGroup>& known_world();
+
 /// Sets it for the current rank context: rank threads, ghosts, tests. Error if a ghost's world is a real group or the
 /// reverse (check_fits_rank).
 void set_world_group(std::shared_ptr<ProcessGroup> group);

@@ -5,13 +5,14 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/trace.h"
 #include "runtime/op/core/capture_sink.h"
+#include "runtime/op/core/tape_modes.h"
 
 namespace sherd {
 
 void check_may_read(const Tensor& tensor, std::string_view what) {
   const RankContext& context = RankContext::current();
   if (context.capture) context.capture->refuse_read(tensor, what);
-  if (context.records_segment())
+  if (records_segment())
     fail(
         "{} on {} in module \"{}\", whose forward is recomputed: backward runs its ops again and not the code that "
         "looks at the value; read it outside, or leave the module out of recomputation",

@@ -1,0 +1,28 @@
+#pragma once
+// How the tape records the calls of this rank's thread; whether it does is RankContext::grad_enabled. Changed through
+// the RAII guards of runtime/autograd only.
+#include <cstdint>
+
+#include "runtime/exec/context.h"
+
+namespace sherd {
+
+class BackwardPass;
+class SavedPolicy;
+class SegmentPolicy;
+
+struct TapeModes {
+  BackwardPass* backward = nullptr;     ///< the pass that runs
+  SavedPolicy* saved_policy = nullptr;  ///< in which form bytes are saved; null: as they are (autograd/saved_policy.h)
+  /// What the tape keeps of the segment that is recorded now, and its number; null and 0 outside of one. See
+  /// autograd/segment.h.
+  const SegmentPolicy* segment_policy = nullptr;
+  std::uint64_t segment = 0;
+};
+
+inline TapeModes& tape_modes() { return RankContext::current().state<TapeModes>(); }
+
+/// Whether calls with gradients become part of a segment.
+inline bool records_segment() { return RankContext::current().grad_enabled && tape_modes().segment != 0; }
+
+}  // namespace sherd
