@@ -21,7 +21,7 @@ namespace sherd {
 
 Device device_of(const Program& program) {
   for (const Value& value : program.values)
-    if (value.device.kind == Device::Kind::cuda) return value.device;
+    if (value.device.has_backend()) return value.device;
   return Device::cpu();
 }
 

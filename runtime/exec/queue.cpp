@@ -11,7 +11,7 @@ namespace sherd {
 namespace {
 // Compute queue of a device that has queues; null on the host, and on a ghost rank, whose device queues are the host's.
 Queue* compute_of(Device device) {
-  if (device.kind != Device::Kind::cuda) return nullptr;
+  if (!device.has_backend()) return nullptr;
   RankContext* const context = RankContext::current_or_null();
   return context && !context->is_ghost() ? context->find_queue(kComputeQueue, device) : nullptr;
 }

@@ -16,6 +16,8 @@ struct Device {
   static constexpr Device meta() { return {Kind::meta, 0}; }
   static constexpr Device cuda(std::uint8_t index) { return {Kind::cuda, index}; }
   bool is_meta() const { return kind == Kind::meta; }
+  /// Whether a library of its own runs its kernels, on queues of its own (exec/backend.h).
+  bool has_backend() const { return kind == Kind::cuda; }
   friend bool operator==(Device, Device) = default;
 };
 inline constexpr int kNumBackends = 2;  // cpu and cuda run kernels; meta never does

@@ -103,7 +103,7 @@ class StagedGroup final : public ProcessGroup {
   StagedGroup(std::shared_ptr<ProcessGroup> host, std::shared_ptr<comm::StagingPool> pool)
       : ProcessGroup(facts_over(*host)), host_(std::move(host)), pool_(std::move(pool)) {}
 
-  bool supports(Device device) const override { return device.kind == Device::Kind::cuda || host_->supports(device); }
+  bool supports(Device device) const override { return device.has_backend() || host_->supports(device); }
   void issue(Collective call, const CollectiveSite& site) override;
   HostGroup& host() override { return host_->host(); }
   std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label) override {

@@ -261,7 +261,7 @@ void register_offload(OpTable& table) {
                                                {&op::evict, run_evict}};
   for (const auto& [row, kernel] : rows) {
     table.add({row});
-    for (const auto backend : {Device::Kind::cpu, Device::Kind::cuda}) table.kernel(*row, backend, kernel);
+    table.kernel(*row, kernel);
   }
 }
 

@@ -62,7 +62,7 @@ const DeviceLibrary& cuda_library() {
 }
 
 Backend& backend_of(Device device) {
-  check(device.kind == Device::Kind::cuda, "{} has no backend library", to_string(device));
+  check(device.has_backend(), "{} has no backend library", to_string(device));
   const DeviceLibrary& library = cuda_library();
   check(library.backend != nullptr,
         "device {}: no CUDA backend: {}. `sherd info` lists what was found; use the cpu device on this host",

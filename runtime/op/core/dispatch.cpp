@@ -258,7 +258,7 @@ Tensors run_on_device(const OpCall& call, Device device) {
   const RowKernels& kernels = kernels_of(call.op);
   const Metas metas = call.op.infer({call.op, call.in, call.attrs});
   if (call.op.traits.view) return make_views(call, metas);
-  if (device.kind == Device::Kind::cuda)
+  if (device.has_backend())
     for (const Tensor& t : call.in)
       if (lies_elsewhere(t, device)) [[unlikely]]
         return run_with_scalars_brought(call, device);

@@ -147,6 +147,9 @@ class OpTable {
   /// Sets the kernel column of a row in this table, and the scratch column if the kernel needs one. A backend fills
   /// its column before the first tensor of its kind exists, and nobody reads it earlier.
   void kernel(const Op& row, Device::Kind backend, Kernel function, Scratch scratch = nullptr);
+  /// The same of all backends, for a kernel that asks its queue or its device context. One of them may set its own
+  /// after it.
+  void kernel(const Op& row, Kernel function);
   /// The scratch column alone, if the family and not the kernel knows it.
   void scratch(const Op& row, Device::Kind backend, Scratch function);
 

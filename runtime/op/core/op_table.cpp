@@ -33,6 +33,10 @@ void OpTable::kernel(const Op& row, Device::Kind backend, Kernel function, Scrat
   if (scratch_bytes) entry->kernels.scratch[static_cast<std::size_t>(backend)] = scratch_bytes;
 }
 
+void OpTable::kernel(const Op& row, Kernel function) {
+  for (int backend = 0; backend < kNumBackends; ++backend) kernel(row, static_cast<Device::Kind>(backend), function);
+}
+
 void OpTable::scratch(const Op& row, Device::Kind backend, Scratch function) {
   const std::lock_guard lock(mutex_);
   Entry* const entry = find(row);

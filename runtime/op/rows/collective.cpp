@@ -190,8 +190,7 @@ constinit const Op op::broadcast{
 void register_collective(OpTable& table) {
   const auto rows = {&op::all_reduce, &op::all_gather, &op::reduce_scatter, &op::all_to_all, &op::broadcast};
   table.add(rows);
-  for (const Op* row : rows)  // the CPU's are in runtime/cpu
-    table.kernel(*row, Device::Kind::cuda, run_collective_on_device);
+  for (const Op* row : rows) table.kernel(*row, run_collective_on_device);  // the CPU's, in runtime/cpu, come after it
 }
 
 Tensor all_reduce(Tensor x, ProcessGroup& group, ReduceKind kind) {

@@ -49,7 +49,7 @@ constinit const Op op::to_device{
 
 void register_transfer(OpTable& table) {
   table.add({&op::to_device});
-  for (const auto backend : {Device::Kind::cpu, Device::Kind::cuda}) table.kernel(op::to_device, backend, transfer);
+  table.kernel(op::to_device, transfer);
 }
 
 Tensor to(Tensor x, Device device) {

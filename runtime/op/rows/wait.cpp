@@ -32,7 +32,7 @@ constinit const Op op::wait{
 
 void register_wait(OpTable& table) {
   table.add({&op::wait});
-  for (const auto backend : {Device::Kind::cpu, Device::Kind::cuda}) table.kernel(op::wait, backend, run_wait);
+  table.kernel(op::wait, run_wait);
 }
 
 }  // namespace sherd
