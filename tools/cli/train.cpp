@@ -48,7 +48,7 @@ TrainSummary run(Trainer& trainer, const TrainConfig& config, const Trainer::Ste
 std::optional<MetricsFile> open_metrics(Trainer& trainer, const TrainConfig& config) {
   if (config.metrics.empty()) return std::nullopt;
   const std::int64_t complete =
-      trainer.first_step() - (trainer.last_line().empty() && trainer.owed_line().empty() ? 0 : 1);
+      trainer.first_step() - (trainer.run_state().last_line.empty() && trainer.run_state().owed_line.empty() ? 0 : 1);
   const std::string header = header_line(trainer.config(), trainer.group().size());
   // The rank of an earlier group that had the file was killed, which takes a moment.
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(trainer.goes_on() ? 10 : 0);
@@ -80,9 +80,9 @@ bool has_nothing_to_do(const Trainer& trainer, const TrainConfig& config) {
 
 TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
   std::optional<MetricsFile> file = open_metrics(trainer, config);
-  if (file) trainer.when_last_line_is_known([&](const std::string& line) { file->write(line); });
-  if (trainer.last_line().empty()) print_what_is_trained(trainer);
-  if (config.memory_by_module && trainer.last_line().empty())
+  const bool is_first_group = trainer.run_state().last_line.empty();
+  if (is_first_group) print_what_is_trained(trainer);
+  if (config.memory_by_module && is_first_group)
     print(stdout,
           print_module_memory(
               explain_peak(trainer.config(), 0, trainer.group().size(), trainer.data().vocabulary().size()).modules));
@@ -101,11 +101,15 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
       if (const std::string text = notice.of(m); !text.empty()) progress.message(text);
       if (m.val_loss) progress.message(fmt::format("step {}  validation loss {:.4f}", m.step, *m.val_loss));
     };
-    trainer.when_owed_is_made([&](const std::string& line, std::int64_t step, double val_loss) {
+    const auto write = [&](const std::string& line) {
       if (file) file->write(line);
+    };
+    const auto write_owed = [&](const std::string& line, std::int64_t step, double val_loss) {
+      write(line);
       progress.message(
           fmt::format("step {}  validation loss {:.4f}, owed by the run that was stopped", step, val_loss));
-    });
+    };
+    trainer.when_lines_are_known({.write_last = write, .write_owed = write_owed});
     summary = run(trainer, config, observe);
   }
   print_units_once();
@@ -115,7 +119,7 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
                               config.steps));
     return summary;
   }
-  if (!trainer.owed_line().empty() && !config.save.empty())
+  if (!trainer.run_state().owed_line.empty() && !config.save.empty())
     print(stderr,
           fmt::format("the evaluation of step {} was left; --resume {} makes it first\n", summary.steps, config.save));
   print(stdout, train_report(trainer, config, summary));

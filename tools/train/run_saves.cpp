@@ -31,11 +31,11 @@ RunSaves::RunSaves(const TrainConfig& config, ProcessGroup& group) : config_(con
 
 void RunSaves::claim(const CheckpointReader* resumed) {
   namespace fs = std::filesystem;
-  if (resumed != nullptr) run_ = resumed->manifest().run;
-  if (run_.empty()) run_ = random_hex(16);
-  if (const RankInfo rank = discover_rank(); rank.source == "sherd run") job_ = rank.job;
-  lock_.emplace(config_.save, owner_text(run_));
-  folder_ = lock_->identity();
+  if (resumed != nullptr) names_.run = resumed->manifest().run;
+  if (names_.run.empty()) names_.run = random_hex(16);
+  if (const RankInfo rank = discover_rank(); rank.source == "sherd run") names_.job = rank.job;
+  lock_.emplace(config_.save, owner_text(names_.run));
+  names_.folder = lock_->identity();
   const std::vector<SavePlace> saves = list_saves(config_.save);
   if (saves.empty()) return;
   std::error_code ignored;
@@ -59,7 +59,7 @@ void RunSaves::claim_after_another_rank() {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (!lock_) {
     try {
-      lock_.emplace(config_.save, owner_text(run_));
+      lock_.emplace(config_.save, owner_text(names_.run));
     } catch (const Error&) {
       if (std::chrono::steady_clock::now() >= until) throw;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -68,23 +68,19 @@ void RunSaves::claim_after_another_rank() {
 }
 
 void RunSaves::share_names() {
-  for (std::string* name : {&run_, &job_, &folder_}) *name = gather_text(group_, *name)[0];
+  for (std::string* name : {&names_.run, &names_.job, &names_.folder}) *name = gather_text(group_, *name)[0];
   retention_.replace = !gather_text(group_, retention_.replace ? "yes" : "")[0].empty();
 }
 
 void RunSaves::take_over(const RunRecord& record) {
-  run_ = record.run;
-  job_ = record.job;
-  folder_ = record.save_folder;
+  names_ = record.saves;
   retention_.replace = record.replaces_saves;
   saved_at_ = std::chrono::steady_clock::now() -
               std::chrono::duration_cast<std::chrono::steady_clock::duration>(SecondsAgo(record.seconds_since_save));
 }
 
 void RunSaves::note(RunRecord& record) const {
-  record.run = run_;
-  record.job = job_;
-  record.save_folder = folder_;
+  record.saves = names_;
   record.replaces_saves = retention_.replace;
   record.seconds_since_save = SecondsAgo(std::chrono::steady_clock::now() - saved_at_).count();
 }
@@ -97,10 +93,10 @@ void RunSaves::prepare(const std::vector<nn::StateEntry>& state) {
 void RunSaves::save(Manifest manifest, const std::vector<nn::StateEntry>& state) {
   finish();
   together(group_, [&] {
-    if (lock_) lock_->check_is_still(folder_);
+    if (lock_) lock_->check_is_still(names_.folder);
   });
-  manifest.run = run_;
-  if (!job_.empty()) manifest.state[kJobOfSave] = job_;
+  manifest.run = names_.run;
+  if (!names_.job.empty()) manifest.state[kJobOfSave] = names_.job;
   if (saver_) saver_->start(config_.save, std::move(manifest), state, retention_);
   else nn::save_checkpoint(config_.save, std::move(manifest), state, group_, retention_);
   retention_.replace = false;
@@ -124,7 +120,8 @@ void RunSaves::finish() {
 // So that a later start of this job knows that something is gone if it finds nothing.
 void RunSaves::tell_launcher() {
   const bool has_saved = !saver_ || saver_->counts().saves > 0;
-  if (group_.rank() == 0 && !job_.empty() && has_saved && !has_told_) has_told_ = tell_launcher_of_saves(config_.save);
+  if (group_.rank() == 0 && !names_.job.empty() && has_saved && !has_told_)
+    has_told_ = tell_launcher_of_saves(config_.save);
 }
 
 bool RunSaves::is_time() const {

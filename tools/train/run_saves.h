@@ -59,9 +59,7 @@ class RunSaves {
   const TrainConfig& config_;
   ProcessGroup& group_;
   std::optional<FolderLock> lock_;  // rank 0's
-  std::string run_;                 // rank 0's: names the run in its saves, and is kept by who resumes
-  std::string folder_;              // rank 0's: FolderLock::identity() when the run claimed it
-  std::string job_;                 // rank 0's: names the launch in its saves (restart.h)
+  SaveNames names_;                 // rank 0's
   bool has_told_ = false;           // rank 0's: the launcher knows that there is a save
   Retention retention_;
   std::optional<nn::AsyncSaver> saver_;             // config.save_async

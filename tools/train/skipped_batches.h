@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/op/attrs/attr_text.h"
+
 namespace sherd {
 
 /// Steps take the batches 0, 1, 2, ... in their order, without those that are skipped.
@@ -24,6 +26,15 @@ class SkippedBatches {
 
  private:
   std::set<std::int64_t> batches_;
+};
+
+/// "37,112"
+template <>
+struct AttrValue<SkippedBatches> {
+  static void print(const SkippedBatches& value, AttrWriter& out) { out.name(value.text()); }
+  static void read(SkippedBatches& value, AttrReader& in) { value = SkippedBatches(in.name(), "a rank of the run"); }
+  static bool equal(const SkippedBatches& a, const SkippedBatches& b) { return a.text() == b.text(); }
+  static std::uint64_t hash(const SkippedBatches& value) { return std::hash<std::string>()(value.text()); }
 };
 
 }  // namespace sherd

@@ -34,24 +34,28 @@ Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
   start();
 }
 
+Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group, TrainGroup place)
+    : config_(config), group_(std::move(group)), regroup_(std::in_place, std::move(place)) {
+  start();
+}
+
 void Trainer::start() {
   const StageMark stage("start-up");
   const auto begin = std::chrono::steady_clock::now();
-  const bool goes_on = place_ && place_->goes_on;
   open_group();
-  if (goes_on) take_over_record();
+  if (goes_on()) state_ = regroup_->take_over(*saves_, *group_);
   if (!config_.resume.empty())
     resumed_ = nn::open_newest_good(config_.resume, *group_, nn::Verify::files, say_on_stderr);
   open_data();
   config_.vocabulary = name(data_->vocabulary().kind());
   if (!config_.save.empty()) claim_save_folder();
-  if (place_ && !goes_on) saves_->share_names();
+  if (regroup_ && !goes_on()) saves_->share_names();
   build();
   if (resumed_) resume();
-  if (goes_on) take_over_state();
+  if (goes_on()) regroup_->give_state(state(), mesh_->root(), *group_);
   if (config_.save_async) prepare_saves();
-  if (goes_on) say_regrouped(begin);
-  updates_ = first_step_;
+  if (goes_on()) regroup_->say(state_, *group_, begin);
+  first_step_ = state_.updates;
 }
 
 void Trainer::open_group() {
@@ -109,8 +113,8 @@ void Trainer::agree_on_config() {
   place_replicas();
   as_usage([&] {
     together(*group_, [&] {
-      local_batch_ = local_batch(
-          config_, place_ ? place_->data_ranks : nn::count_data_ranks(config_.plan.mesh.of(group_->size())));
+      local_batch_ = local_batch(config_, regroup_ ? regroup_->place().data_ranks
+                                                   : nn::count_data_ranks(config_.plan.mesh.of(group_->size())));
     });
   });
 }
@@ -126,8 +130,8 @@ void Trainer::place_replicas() {
 }
 
 void Trainer::open_data() {
-  if (place_ && place_->data.tokens()) {
-    data_ = place_->data;
+  if (regroup_ && regroup_->place().data.tokens()) {
+    data_ = regroup_->place().data;
     return data_.compare(*group_, config_.data);
   }
   if (!resumed_ && !config_.init_from.empty()) open_initial();
@@ -172,9 +176,13 @@ void Trainer::build() {
     memory_log_.emplace(
         memory, [this](MemoryPicture& picture) { nn::name_by_slots(picture, step_ ? &step_->model() : nullptr); });
   try {
-    const bool is_loaded = initial_ || resumed_ || (place_ && place_->goes_on);
-    TrainStepOptions options{.agrees = place_.has_value(), .draws = !is_loaded};
-    if (place_) options.batch_part = nn::BatchPart{place_->data_rank, 1, place_->data_ranks};
+    const bool is_loaded = initial_ || resumed_ || goes_on();
+    TrainStepOptions options{.agrees = regroup_.has_value(), .draws = !is_loaded};
+    rows_ = {.count = local_batch_,
+             .micro = local_batch_ / config_.plan.micro_batches,
+             .rank = regroup_ ? regroup_->place().data_rank : mesh_->data_rank(),
+             .ranks = regroup_ ? regroup_->place().data_ranks : mesh_->num_data_ranks()};
+    if (regroup_) options.batch_part = nn::BatchPart{rows_.rank, 1, rows_.ranks};
     step_.emplace(config_, *mesh_, data_->vocabulary().size(), options);
   } catch (OutOfMemory& error) {
     explain(error);
@@ -197,12 +205,8 @@ std::vector<nn::StateEntry> Trainer::state() {
 }
 
 std::pair<Tensor, Tensor> Trainer::training_batch(std::int64_t step) {
-  const BatchRows rows{.count = local_batch_,
-                       .micro = local_batch_ / config_.plan.micro_batches,
-                       .rank = place_ ? place_->data_rank : mesh_->data_rank(),
-                       .ranks = place_ ? place_->data_ranks : mesh_->num_data_ranks()};
-  auto [tokens, targets] = data_.training_batch(static_cast<std::uint64_t>(config_.seed), skipped_.batch_of(step), rows,
-                                                config_.model.sequence);
+  auto [tokens, targets] = data_.training_batch(static_cast<std::uint64_t>(config_.seed), state_.skipped.batch_of(step),
+                                                rows_, config_.model.sequence);
   return {to(std::move(tokens), device_), to(std::move(targets), device_)};
 }
 
@@ -225,7 +229,7 @@ std::optional<double> Trainer::evaluate_unless_stopped(const RunStops& stops) {
   if (config_.eval_batches > 0) windows = std::min(windows, config_.eval_batches * config_.batch);
   double loss_sum = 0, count = 0;
   HostReads reads;
-  const std::int64_t micro = local_batch_ / config_.plan.micro_batches;  // no more at once than in a step
+  const std::int64_t micro = rows_.micro;  // no more at once than in a step
   // Every rank runs equally many forwards; windows past the end are padding that no target counts.
   bool stopped = false;
   for (std::int64_t start = 0; start < windows && !stopped; start += micro * mesh_->num_data_ranks()) {
@@ -257,12 +261,12 @@ std::optional<double> Trainer::evaluate_unless_stopped(const RunStops& stops) {
 }
 
 Wishes Trainer::agreed_wishes(const RunStops& stops) {
-  if (!stops.has_polls() && !saves_->are_due_by_time() && !place_) return {};
+  if (!stops.has_polls() && !saves_->are_due_by_time() && !regroup_) return {};
   Wishes own = stops.own();
-  owes_save_ = owes_save_ || (place_ && own.save);  // who asked may be told of a lost rank, not of a save
+  state_.owes_save = state_.owes_save || (regroup_ && own.save);  // who asked may be told of a lost rank, not of a save
   if (saves_->are_due_by_time() && group_->rank() == 0) own.save = own.save || saves_->is_time();
   // Not beside a save that is being written: it would be waited for.
-  if (place_ && group_->rank() == 0 && !saves_->is_in_flight()) own.regroup = place_->has_next();
+  if (regroup_ && group_->rank() == 0 && !saves_->is_in_flight()) own.regroup = regroup_->has_next();
   return stops.agreed(own);
 }
 
@@ -303,18 +307,17 @@ void Trainer::fail_diverged(const Divergence& found) {
 
 // Before a save of the same step, which would keep what has changed by itself.
 void Trainer::compare_replicas(std::int64_t step) {
-  nn::check_replicas(state(), fmt::format("step {}, without batches {}", step, skipped_.text()), *group_);
+  nn::check_replicas(state(), fmt::format("step {}, without batches {}", step, state_.skipped.text()), *group_);
 }
 
 void Trainer::make_step(std::int64_t step, StepTrace& trace, StepLog& log) {
-  step_begin_ = std::chrono::steady_clock::now();
+  if (regroup_) regroup_->step_begin = std::chrono::steady_clock::now();
   log.begin();
   const nn::SnapshotCost cost_before = saves_->cost();
   const StepTrace::Step traced(trace, step + 1);
   const TrainStep::Result out = train_step(step);
-  updates_ = step + 1;
-  step_begin_.reset();
-  is_step_open_ = true;
+  state_.updates = step + 1;
+  state_.is_step_open = true;
   StepMetrics known;
   known.step = step + 1;
   known.lr = step_->learning_rate(step);
@@ -323,8 +326,10 @@ void Trainer::make_step(std::int64_t step, StepTrace& trace, StepLog& log) {
     const nn::SnapshotCost cost = saves_->cost();
     known.save = {cost.copied_bytes - cost_before.copied_bytes, cost.seconds - cost_before.seconds};
   }
-  if (place_ && std::cmp_less(place_->replicas.size(), place_->num_replicas)) known.replicas = place_->replicas;
-  known.regroup = std::exchange(regroup_, std::nullopt);
+  if (regroup_) {
+    regroup_->step_begin.reset();
+    regroup_->note(known);
+  }
   if (config_.plan.compiled) known.captured = {step_->is_captured(), step_->how()};
   log.end(known, out);
 }
@@ -348,20 +353,20 @@ void Trainer::evaluate_step(StepLog& log, const RunStops& stops) {
   }
   log.count_peak(metrics);
   // A save says so, and who resumes makes it first.
-  owed_line_ = metrics.val_loss || log.diverged() ? "" : step_line(metrics);
+  state_.owed_line = metrics.val_loss || log.diverged() ? "" : step_line(metrics);
   log.report(metrics);
 }
 
 int Trainer::make_owed_evaluation(const RunStops& stops) {
-  if (owed_line_.empty() || goes_on()) return 0;
+  if (state_.owed_line.empty() || goes_on()) return 0;
   const std::optional<double> loss = evaluate_unless_stopped(stops);
   if (!loss) {
     const int signal = stops.stop();
     save_and_stop(first_step_, signal);
     return signal;
   }
-  const std::string line = with_val_loss(std::exchange(owed_line_, {}), *loss);
-  if (write_owed_ && group_->rank() == 0) write_owed_(line, first_step_, *loss);
+  const std::string line = with_val_loss(std::exchange(state_.owed_line, {}), *loss);
+  if (late_.write_owed && group_->rank() == 0) late_.write_owed(line, first_step_, *loss);
   return 0;
 }
 
@@ -377,19 +382,18 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const R
 // What ranks are asked for after `step` updates, and the save of it. Returns the signal to stop by.
 int Trainer::end_step(std::int64_t step, StepLog& log, const RunStops& stops) {
   // Before ranks talk, which may fail: a group that is formed then knows nothing of the verdict.
-  if (place_ && log.diverged()) fail_diverged(*log.diverged());
+  if (regroup_ && log.diverged()) fail_diverged(*log.diverged());
   // There is nothing to stop after the last step, unless its evaluation has been left for a signal.
-  const Wishes wishes = step != config_.steps ? agreed_wishes(stops)
-                        : owed_line_.empty()  ? Wishes()
-                                              : Wishes{.stop = stops.stop()};
-  const bool saves =
-      !config_.save.empty() && (is_due(step, config_.save_every) || wishes.save || wishes.stop != 0 || owes_save_);
-  owes_save_ = owes_save_ || wishes.save;
+  const Wishes wishes = step != config_.steps      ? agreed_wishes(stops)
+                        : state_.owed_line.empty() ? Wishes()
+                                                   : Wishes{.stop = stops.stop()};
+  const bool saves = !config_.save.empty() &&
+                     (is_due(step, config_.save_every) || wishes.save || wishes.stop != 0 || state_.owes_save);
+  state_.owes_save = state_.owes_save || wishes.save;
   if (saves) {
     log.finish();
-    log_ = log.history();
+    state_.log = log.history();
   }
-  skipped_steps_ = step_->scaler() ? 0 : log.summary().skipped_steps;  // a scaler's are in its own state
   if (log.diverged()) {
     if (config_.on_nonfinite == "rollback") return wishes.stop;  // run() goes back
     fail_diverged(*log.diverged());
@@ -399,23 +403,44 @@ int Trainer::end_step(std::int64_t step, StepLog& log, const RunStops& stops) {
     const RunClock::Pause pause(log.clock());  // copies what was counted
     if (wishes.stop != 0) save_and_stop(step, wishes.stop);
     else save(step);
-    owes_save_ = false;
+    state_.owes_save = false;
   }
-  is_step_open_ = false;
-  is_regrouped_ = wishes.regroup && wishes.stop == 0;
+  state_.is_step_open = false;
+  if (regroup_) regroup_->is_ended = wishes.regroup && wishes.stop == 0;
   return wishes.stop;
+}
+
+// An evaluation and a save that the group before has left, perhaps when they were all but done.
+int Trainer::end_step_of_earlier_group(StepLog& log, const RunStops& stops) {
+  int signal = 0;
+  if (state_.is_step_open || state_.owes_save) {
+    if (state_.is_step_open && is_due(first_step_, config_.eval_every))
+      if (const std::optional<double> loss = evaluate_unless_stopped(stops)) {
+        log.note_val_loss(*loss);
+        if (!state_.last_line.empty()) state_.last_line = with_val_loss(state_.last_line, *loss);
+      }
+    signal = end_step(first_step_, log, stops);
+  }
+  if (late_.write_last && group_->rank() == 0 && !state_.last_line.empty()) late_.write_last(state_.last_line);
+  return signal;
+}
+
+// What a step has left in queues, of units that are being gathered too, comes to its end first.
+nn::CarriedState Trainer::carry() {
+  RankContext::current().drain_queues();
+  return nn::CarriedState::take(state());
 }
 
 TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, const SavePoll& save) {
   const RunStops stops(*group_, stop, save);
   StepTrace trace(config_.trace, config_.trace_steps, first_step_, config_.steps, *group_);
   const StepObserver noting = [&](const StepMetrics& metrics) {
-    if (place_) last_line_ = step_line(metrics);
+    if (regroup_) state_.last_line = step_line(metrics);
     observe(metrics);
   };
   StepLog log(*group_, RankContext::current().allocator(device_).accounting(), first_step_, divergence_rule(), noting);
   const auto start = std::chrono::steady_clock::now();
-  log.go_on_from(log_);
+  log.go_on_from(state_.log);
   if (!goes_on()) saves_->begin_clock();
   int signal = 0;
   std::int64_t step = first_step_;
@@ -423,7 +448,7 @@ TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, con
     save_before_the_first_step(stops);
     signal = make_owed_evaluation(stops);
     if (goes_on()) signal = end_step_of_earlier_group(log, stops);
-    while (step < config_.steps && signal == 0 && !is_regrouped_) {
+    while (step < config_.steps && signal == 0 && !is_regrouped()) {
       signal = run_step(step++, trace, log, stops);
       if (log.diverged()) step = roll_back(log);
     }
@@ -434,15 +459,15 @@ TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, con
     throw;
   } catch (...) {
     log.finish_quietly();
-    log_ = log.history();
+    state_.log = log.history();
     throw;
   }
-  log_ = log.history();
+  state_.log = log.history();
   TrainSummary summary = log.summary();
   summary.times = log.clock().times();
   if (memory_log_) summary.peak = memory_log_->peak();
   summary.saves = saves_->counts();
-  if (place_) summary.survival = place_->record.counts;
+  if (regroup_) summary.survival = regroup_->place().record.counts;
   summary.stopped_by = signal;
   summary.steps = step;
   summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

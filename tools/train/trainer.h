@@ -18,13 +18,12 @@
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/memory_log.h"
 #include "tools/train/config.h"
+#include "tools/train/regroup.h"
 #include "tools/train/run_data.h"
 #include "tools/train/run_saves.h"
 #include "tools/train/run_stops.h"
-#include "tools/train/skipped_batches.h"
 #include "tools/train/step_log.h"
 #include "tools/train/step_trace.h"
-#include "tools/train/train_group.h"
 #include "tools/train/train_step.h"
 #include "tools/train/weights.h"
 
@@ -90,35 +89,30 @@ class Trainer {
   /// Updates made before this run (0 unless resumed), or before this group of it.
   std::int64_t first_step() const { return first_step_; }
   /// Updates made in all.
-  std::int64_t updates() const { return updates_; }
+  std::int64_t updates() const { return state_.updates; }
+  const RunState& run_state() const { return state_; }
 
   // ---- of a run that outlives replicas ----
 
   /// An earlier group of the run has trained before this one.
-  bool goes_on() const { return place_ && place_->goes_on; }
+  bool goes_on() const { return regroup_ && regroup_->place().goes_on; }
   /// run() has ended between two steps, as the next group is to be formed.
-  bool is_regrouped() const { return is_regrouped_; }
+  bool is_regrouped() const { return regroup_ && regroup_->is_ended; }
   /// What a Trainer of the next group takes over. Local; the group may have failed.
   nn::CarriedState carry();
-  RunRecord record() const;
+  RunRecord record() const { return regroup_->record(first_step_, state_, *saves_); }
   const RunData& shared_data() const { return data_; }
   /// Begin of a step that has been left.
-  const std::optional<std::chrono::steady_clock::time_point>& left_step_began() const { return step_begin_; }
-  /// The last step's line of the metrics file, of an earlier group too; empty before the first one.
-  const std::string& last_line() const { return last_line_; }
-  /// run() calls it once on rank 0, with last_line(), when what an earlier group has left of that step is done.
-  void when_last_line_is_known(std::function<void(const std::string& line)> write) {
-    write_last_line_ = std::move(write);
-  }
+  std::optional<Regroup::TimePoint> left_step_began() const { return regroup_->step_begin; }
 
-  // ---- of a run that was stopped within an evaluation ----
-
-  /// The metrics line of the step whose evaluation is owed, which run() makes first; empty: none is.
-  const std::string& owed_line() const { return owed_line_; }
-  /// run() calls it once on rank 0 when it is made.
-  void when_owed_is_made(std::function<void(const std::string& line, std::int64_t step, double val_loss)> write) {
-    write_owed_ = std::move(write);
-  }
+  /// Lines of the metrics file that are known late: run() calls each once, on rank 0.
+  struct LateLines {
+    /// RunState::last_line, when what an earlier group has left of that step is done.
+    std::function<void(const std::string& line)> write_last{};
+    /// RunState::owed_line with the evaluation that was owed, which run() makes first.
+    std::function<void(const std::string& line, std::int64_t step, double val_loss)> write_owed{};
+  };
+  void when_lines_are_known(LateLines late) { late_ = std::move(late); }
 
  private:
   /// together(), for what reads files: on every rank an Error, or an ExitError of kUsage if on one of them a value was
@@ -127,9 +121,6 @@ class Trainer {
   void agree_on_config();
   void start();
   void open_group();
-  void take_over_record();
-  void take_over_state();
-  void say_regrouped(std::chrono::steady_clock::time_point start);
   void place_replicas();
   void open_data();
   void say_what_changes(const TrainConfig& saved);
@@ -171,23 +162,13 @@ class Trainer {
   RunData data_;
   std::optional<MemoryLog> memory_log_;
   std::optional<TrainStep> step_;
-  std::int64_t first_step_ = 0, updates_ = 0, local_batch_ = 0;
-  std::int64_t skipped_steps_ = 0;  // without an update, by config.on_nonfinite, those before this run included
-  SkippedBatches skipped_;
+  RunState state_;
+  std::int64_t first_step_ = 0, local_batch_ = 0;
+  BatchRows rows_;
   std::int64_t rolled_back_to_ = -1;                                 // the step of the save
   int rollbacks_in_a_row_ = 0;                                       // to that save
-  std::optional<TrainGroup> place_;                                  // of a run that outlives replicas
-  std::set<int> newcomers_;                                          // replicas that were given the state
-  std::optional<StepMetrics::Regroup> regroup_;                      // until the first step is made
-  std::optional<std::chrono::steady_clock::time_point> step_begin_;  // of the step that is being made
-  std::function<void(const std::string& line)> write_last_line_;
-  StepLog::History log_;   // of steps before this run, as of its last save, or its end
-  std::string last_line_;  // of the metrics file
-  std::string owed_line_;  // of a step that is to be evaluated yet
-  std::function<void(const std::string& line, std::int64_t step, double val_loss)> write_owed_;
-  bool is_step_open_ = false;  // what follows it is to be done yet
-  bool owes_save_ = false;     // one was asked for, or not written to its end
-  bool is_regrouped_ = false;
+  std::optional<Regroup> regroup_;                                   // of a run that outlives replicas
+  LateLines late_;
 };
 
 }  // namespace sherd

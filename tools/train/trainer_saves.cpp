@@ -12,14 +12,6 @@
 
 namespace sherd {
 
-namespace {
-
-// What the watch knows of the steps before a save: the next ones are judged as if the run had not been interrupted.
-constexpr const char* kWatchOfSave = "divergence_watch";
-constexpr const char* kOwedOfSave = "owed_evaluation";  // the metrics line of its step
-
-}  // namespace
-
 void Trainer::check_recipe_of(const Manifest& save) {
   check_resumes(train_config_from_toml(save.config, config_.resume), config_);
 }
@@ -65,20 +57,10 @@ void Trainer::resume() {
   resumed_ = nn::use_newest_good(
       config_.resume, *group_, [this](const CheckpointReader& save) { load(save); }, say_on_stderr,
       std::move(resumed_));
-  together(*group_, [&] {
-    const Manifest& manifest = resumed_->manifest();
-    first_step_ = manifest.step;
-    if (manifest.state.contains("skipped_steps")) skipped_steps_ = manifest.state_value<std::int64_t>("skipped_steps");
-    if (manifest.state.contains("skipped_batches"))
-      skipped_ = SkippedBatches(manifest.state_value<std::string>("skipped_batches"), config_.resume);
-    log_.skipped_steps = skipped_steps_;
-    if (manifest.state.contains(kOwedOfSave)) owed_line_ = manifest.state_value<std::string>(kOwedOfSave);
-    if (manifest.state.contains(kWatchOfSave))
-      log_.watch = watch_history_from_text(manifest.state_value<std::string>(kWatchOfSave), config_.resume);
-  });
-  check_usage(first_step_ <= config_.steps,
+  together(*group_, [&] { state_ = state_of(resumed_->manifest(), config_.resume); });
+  check_usage(state_.updates <= config_.steps,
               "resume from {}: it has made {} steps, this run asks for {} in all; pass a larger --steps",
-              config_.resume, first_step_, config_.steps);
+              config_.resume, state_.updates, config_.steps);
   resumed_.reset();
 }
 
@@ -109,15 +91,12 @@ void Trainer::save(std::int64_t step) {
   const StageMark stage("a save");
   const PurposeScope purpose("Trainer::save");
   Manifest manifest;
+  note_state(manifest, state_, step_->scaler() == nullptr);
   manifest.step = step;
   TrainConfig asked = config_;
   asked.plan.mesh = asked_mesh_;
   manifest.config = to_toml(asked);
   data_.note(manifest);
-  if (!owed_line_.empty()) manifest.state[kOwedOfSave] = owed_line_;
-  if (skipped_steps_ > 0) manifest.state["skipped_steps"] = skipped_steps_;
-  if (skipped_.count() > 0) manifest.state["skipped_batches"] = skipped_.text();
-  if (log_.watch.skips_in_a_row > 0 || !log_.watch.losses.empty()) manifest.state[kWatchOfSave] = to_text(log_.watch);
   saves_->save(std::move(manifest), state());
 }
 
@@ -142,7 +121,7 @@ std::int64_t Trainer::roll_back(StepLog& log) {
   const std::int64_t step = reader->manifest().step;
   rollbacks_in_a_row_ = step == rolled_back_to_ ? rollbacks_in_a_row_ + 1 : 1;
   rolled_back_to_ = step;
-  skipped_.skip_batch_of(found.metrics.step - 1);
+  state_.skipped.skip_batch_of(found.metrics.step - 1);
   if (group_->rank() == 0)
     say_on_stderr(fmt::format("step {} has diverged: {}; back to step {}, and on without the batch of step {}",
                               found.metrics.step, found.what, step, found.metrics.step));
@@ -155,7 +134,7 @@ void Trainer::save_and_stop(std::int64_t step, int signal) {
     save(step);
     finish_save();
   } catch (const CommError& error) {
-    if (place_) throw;  // those that are left do it
+    if (regroup_) throw;  // those that are left do it
     throw ExitError(kStoppedWithoutSave, fmt::format("stopped by {} after step {}, and could not save: {}",
                                                      signal_name(signal), step, error.what()));
   } catch (const Error& error) {
