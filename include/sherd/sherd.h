@@ -51,6 +51,9 @@
 #include "nn/models/llama.h"
 #include "nn/models/llama_plan.h"
 
+// How a training is spread over its ranks, as one value, and a model that it is applied to.
+#include "nn/plan/apply.h"
+
 // Optimizers, learning rates, clipping, loss scaling.
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
