@@ -60,6 +60,7 @@ void UnitBuffers::forget_parameters() {
 bool UnitBuffers::is_read_by_tape() const { return has_readers() || (slices_ && slices_->has_readers()); }
 
 void UnitBuffers::leave_to_tape(const DataMesh& data) {
+  unit_ = nullptr;
   if (!is_read_by_tape()) return;
   forget_parameters();
   orphan_.emplace(shared_from_this(), data);
@@ -375,16 +376,11 @@ void UnitBuffers::begin_replay(Storage&) {
   cancel_gather();
 }
 
-// The sink of the parameters knows what else a step leaves behind.
 void UnitBuffers::abandon_replay(Storage&, std::string_view reason) noexcept {
-  if (orphan_) {
-    if (ProcessGroup& all = orphan_->data.root_group(); all.size() > 1) all.abort(reason);
-    return drop();
-  }
-  const auto living = std::ranges::find_if(pieces_, [&](const Piece& piece) { return parameter_of(piece) != nullptr; });
-  if (living == pieces_.end()) return;
-  Parameter& p = *parameter_of(*living);
-  p.sink().abandon(p, reason);
+  if (unit_) return unit_->abandon(reason);
+  if (!orphan_) return;
+  if (ProcessGroup& all = orphan_->data.root_group(); all.size() > 1) all.abort(reason);
+  drop();
 }
 
 }  // namespace sherd::nn

@@ -1,6 +1,6 @@
 #pragma once
 // The buffers of a unit, and what of them is there when. (The third, of full gradients, is made for each backward pass:
-// gradient_inbox.h.)
+// gradient_arrival.h.)
 //
 //   shards     | p0 rows of this rank | p1 rows of this rank | ...     lives always; what the optimizer updates
 //   gathered   | p0 ............ full | p1 ............ full | ...     present between gather and release
@@ -42,10 +42,29 @@ namespace sherd::nn {
 
 class UnitBuffers final : public StorageOwner, public ShardKeeper, public std::enable_shared_from_this<UnitBuffers> {
  public:
+  /// The unit (wrap/unit.h), as its parts see it.
+  class Listener {
+   public:
+    /// A gradient of this pass has arrived.
+    virtual void arrived() = 0;
+    /// All gradients of this pass are complete; `are_all`: every parameter has one.
+    virtual void completed(bool are_all) = 0;
+    /// Gradients are about to be communicated.
+    virtual void communicates() = 0;
+    /// A step was left by an exception: return to the state between steps, without communication. Peers that wait for
+    /// this rank raise CommError with `reason`; so does every further collective until the group's reset().
+    virtual void abandon(std::string_view reason) noexcept = 0;
+
+   protected:
+    ~Listener() = default;
+  };
+
   /// Becomes the keeper of `parameters`, the pieces of `unit` in this order. Of existing values this rank keeps its
   /// rows; parameters on meta stay there until materialize(). Either all have values or none. `offload`: of the shards.
   UnitBuffers(PlacedUnit unit, const std::vector<Parameter*>& parameters,
               const std::optional<ShardOffload>& offload = {});
+  /// Whom to tell, until leave_to_tape().
+  void set_unit(Listener& unit) { unit_ = &unit; }
   ~UnitBuffers();
   UnitBuffers(const UnitBuffers&) = delete;
   UnitBuffers& operator=(const UnitBuffers&) = delete;
@@ -193,6 +212,7 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper, public std::e
   bool has_gathered_ = false;
   bool keeps_gathered_ = false;
   bool keeps_memory_ = false;
+  Listener* unit_ = nullptr;
   /// Set while nobody but the tape keeps it.
   struct Orphan {
     std::shared_ptr<UnitBuffers> self;

@@ -157,8 +157,8 @@ void reset_after_error(Module& root) {
     each->compare_again();
     each->leave_round();  // of a list of modules that was left between two of them
     for (const auto& unit : each->units) {
-      unit->inbox.discard_pending();
-      unit->inbox.discard_earlier();
+      unit->discard_pending();
+      unit->discard_earlier();
       unit->buffers.drop();
       if (reset.insert(&unit->data.root_group()).second) unit->data.root_group().reset();
     }

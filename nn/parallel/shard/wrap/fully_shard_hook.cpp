@@ -9,16 +9,12 @@
 
 namespace sherd::nn {
 
-namespace {
-constexpr int kNoLimit = 1 << 20;
-}
-
 void ShardTree::add(FullyShardHook& hook) {
   hook.id_ = static_cast<UnitId>(hooks.size());
   hooks.push_back(&hook);
   news.push_back(hook.weak_from_this());
   num_gathering += hook.gathers() ? 1 : 0;
-  for (const auto& unit : hook.units) unit->inbox.set_end(end);
+  for (const auto& unit : hook.units) unit->set_end(end);
 }
 
 void ShardTree::agree() {
@@ -61,7 +57,7 @@ void ShardTree::end_backward(bool is_last_of_all) {
   for (auto hook = hooks.rbegin(); hook != hooks.rend(); ++hook) {
     if (!*hook) continue;
     (*hook)->leave_round();
-    for (const auto& unit : (*hook)->units) unit->inbox.finish_backward();
+    for (const auto& unit : (*hook)->units) unit->finish_backward();
   }
   if (is_last_of_all) drop_unused();  // gathered for a backward that did not come
 }
@@ -72,7 +68,7 @@ void ShardTree::abandon(std::string_view reason) noexcept {
   for (FullyShardHook* hook : hooks) {
     if (!hook) continue;
     hook->leave_round();
-    for (const auto& unit : hook->units) unit->inbox.abandon(reason);
+    for (const auto& unit : hook->units) unit->abandon(reason);
   }
 }
 
@@ -147,22 +143,6 @@ Module& top_in(Module& module, const std::shared_ptr<ShardTree>& tree) {
 
 }  // namespace
 
-Unit::Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& policy)
-    : data(members.data),
-      types(members.types),
-      kept(std::make_shared<UnitBuffers>(std::move(placed), members.parameters,
-                                         members.is_replicated ? std::nullopt : policy.offload)),
-      buffers(*kept),
-      inbox(buffers, data),
-      is_replicated(members.is_replicated) {
-  if (is_replicated || policy.parameters == ShardedOver::none) buffers.keep_gathered();
-  // They are small: none waits until the reduction of the large ones ends.
-  if (is_replicated) inbox.set_max_reductions(kNoLimit);
-  else inbox.set_accumulated(policy.gradients);
-  if (policy.reduce_unused) inbox.set_reduces_unused(true);
-  if (!buffers.is_meta()) inbox.materialize();
-}
-
 FullyShardHook::FullyShardHook(PlannedCall call)
     : name_(std::move(call.name)),
       strategy_(strategy_of(call)),
@@ -215,10 +195,7 @@ void FullyShardHook::set_backward_prefetch(std::vector<std::weak_ptr<FullyShardH
 
 void FullyShardHook::before_cast(Module&, DType dtype) {
   check(!tree_, "module \"{}\" ran already, and its dtype changes before the first forward only", name_);
-  for (const auto& unit : units) {
-    unit->buffers.cast_to(with_dtype(unit->buffers.layout(), dtype, unit->types));
-    unit->inbox.layout_changed();
-  }
+  for (const auto& unit : units) unit->cast_to(dtype);
 }
 
 const std::vector<std::unique_ptr<Unit>>& FullyShardHook::own_units() const {
@@ -365,7 +342,7 @@ void FullyShardHook::enter_forward(bool begins) {
     tree_->close_rounds();  // of modules that were called by themselves
     for (FullyShardHook* hook : tree_->hooks) {
       if (!hook) continue;
-      for (const auto& unit : hook->units) unit->inbox.discard_pending();  // left by a backward that failed
+      for (const auto& unit : hook->units) unit->discard_pending();  // left by a backward that failed
     }
   }
   unshard();
@@ -484,7 +461,7 @@ void FullyShardHook::before_backward(ForwardCall& call) {
   for (const UnitId over : plan.over)
     if (const FullyShardHook* hook = tree_->hooks[static_cast<std::size_t>(over)])
       for (const auto& unit : hook->units)
-        if (!borrows(*unit)) unit->inbox.leave_backward();  // else this call is its next user
+        if (!borrows(*unit)) unit->leave_backward();  // else this call is its next user
   unshard();
   prefetch(backward_prefetch_, plan.next);
 }

@@ -1,6 +1,6 @@
 #pragma once
 // Wiring: which hook does what when. What is done then is a function of the recorded calls (unit_schedule.h); bytes are
-// moved by unit_buffers.h, gradients by gradient_inbox.h.
+// moved by unit_buffers.h, gradients by gradient_arrival.h and route_run.h.
 //
 //   before forward   first module to run becomes the root of the tree; gather, register full tensors; gather the next
 //   after forward    reshard as configured; hook the outputs' gradients
@@ -17,11 +17,10 @@
 #include <string>
 #include <vector>
 
-#include "nn/parallel/shard/reduce/gradient_inbox.h"
 #include "nn/parallel/shard/unit/unit_schedule.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
+#include "nn/parallel/shard/wrap/unit.h"
 #include "nn/parallel/shard/wrap/unit_agreement.h"
-#include "nn/parallel/shard/wrap/unit_members.h"
 
 namespace sherd::nn {
 
@@ -31,8 +30,8 @@ struct PlannedCall;
 struct ShardTree {
   std::vector<FullyShardHook*> hooks;  // by UnitId: in module order, then who joined later; null once destroyed
   UnitSchedule schedule;
-  std::shared_ptr<BackwardEnd> end =
-      std::make_shared<BackwardEnd>([this] { end_backward(is_last); }, [this] { agree(); });
+  std::shared_ptr<Unit::BackwardEnd> end =
+      std::make_shared<Unit::BackwardEnd>([this] { end_backward(is_last); }, [this] { agree(); });
   int depth = 0;                                    // of wrapped forwards that run
   bool is_last = true;                              // the next backward, of those that belong together
   int num_gathering = 0;                            // hooks whose gathers communicate
@@ -54,21 +53,6 @@ struct ShardTree {
   void abandon(std::string_view reason) noexcept;
 };
 
-/// Parameters that are gathered and reduced together.
-struct Unit {
-  DataMesh data;
-  const std::vector<ParameterTypes> types;  ///< of its pieces
-  const std::shared_ptr<UnitBuffers> kept;  ///< shared with the tape, which may outlive it
-  UnitBuffers& buffers;
-  GradientInbox inbox;
-  int users = 0;  // calls that run and read its gathered parameters
-  const bool is_replicated;
-  Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& policy);
-  ~Unit() { buffers.leave_to_tape(data); }
-  Unit(const Unit&) = delete;
-  Unit& operator=(const Unit&) = delete;
-};
-
 class FullyShardHook final : public ModuleHook, public std::enable_shared_from_this<FullyShardHook> {
  public:
   /// Makes its units; its modules have it as a hook after that.
@@ -83,10 +67,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   void after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) override;
   void abandon_forward(Module& module, std::string_view reason) noexcept override;
   void before_materialize(Module&, Device device) override {
-    for (const auto& unit : units) {
-      unit->buffers.materialize(device);
-      unit->inbox.materialize();
-    }
+    for (const auto& unit : units) unit->materialize(device);
   }
   void before_cast(Module&, DType dtype) override;
   bool maps_inputs() const override { return policy_.cast_forward_inputs && policy_.param_dtype; }

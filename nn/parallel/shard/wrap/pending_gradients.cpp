@@ -12,8 +12,8 @@ std::vector<PendingGradient> pending_gradients(Module& module) {
   for (const FullyShardHook* hook : hooks_below(module))
     for (const auto& unit : hook->units)
       for (std::size_t i = 0; i < unit->buffers.size(); ++i) {
-        const HeldGradients* const held = unit->inbox.held();
-        PendingGradient gradient{.parameter = unit->buffers.parameter(i), .shard = unit->inbox.unsummed(i)};
+        const HeldGradients* const held = unit->arrival().held();
+        PendingGradient gradient{.parameter = unit->buffers.parameter(i), .shard = unit->arrival()[i].unsummed()};
         if (!gradient.parameter) continue;  // it was destroyed, and what the unit holds for it is nobody's
         if (held && held->has(i)) {
           gradient.kind = held->kind(i).value_or(ReduceKind::avg);

@@ -273,7 +273,17 @@ void add_facts_of(const Unit& unit, bool is_first, UnitFacts& facts) {
   add("the number of shards", fmt::format("{}", unit.data.num_shards()));
   for (std::size_t i = 0; i < unit.buffers.size(); ++i) add(fmt::format("parameter {}", i), parameter_of(unit, i));
   add("its gather", unit.buffers.has_custom_gather() ? "one of the user's own" : "the usual one");
-  for (auto& [setting, value] : unit.inbox.settings()) add(setting, std::move(value));
+  const ReductionKnobs& knobs = unit.settings().knobs.all();
+  const auto text = [](bool on) { return std::string(on ? "true" : "false"); };
+  add("the gradient divide factor", fmt::format("{}", knobs.divide_factor));
+  add("requires_gradient_sync", text(knobs.syncs));
+  add("requires_all_reduce", text(knobs.all_reduces));
+  add("reduce_unused", text(knobs.reduces_unused));
+  add("what accumulates", knobs.accumulated == ShardedOver::none     ? "full gradients"
+                          : knobs.accumulated == ShardedOver::shards ? "shards"
+                                                                     : "shards over all ranks");
+  add("its reduction", unit.settings().reduce ? "one of the user's own" : "the usual one");
+  add("its all-reduce hook", unit.settings().hook ? "set" : "none");
 }
 
 }  // namespace

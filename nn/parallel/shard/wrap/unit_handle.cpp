@@ -79,19 +79,19 @@ void UnitHandle::set_gradient_divide_factor(double factor) const {
   check(std::isnormal(static_cast<float>(factor)) && std::isnormal(static_cast<float>(1 / factor)),
         "the gradient divide factor is {}, and f32 sums are multiplied by its reciprocal: give one from 1e-37 to 1e37",
         factor);
-  for (const auto& unit : hook().units) unit->inbox.set_divide_factor(factor);
+  for (const auto& unit : hook().units) unit->set<&ReductionKnobs::divide_factor>(factor);
 }
 
 void UnitHandle::set_requires_all_reduce(bool on) const {
-  for (const auto& unit : hook().units) unit->inbox.set_all_reduces(on);
+  for (const auto& unit : hook().units) unit->set<&ReductionKnobs::all_reduces>(on);
 }
 
 void UnitHandle::set_reduce_unused(bool on) const {
-  for (const auto& unit : hook().units) unit->inbox.set_reduces_unused(on);
+  for (const auto& unit : hook().units) unit->set<&ReductionKnobs::reduces_unused>(on);
 }
 
 void UnitHandle::set_requires_gradient_sync(bool on) const {
-  for (const auto& unit : hook().units) unit->inbox.set_syncs(on);
+  for (const auto& unit : hook().units) unit->set<&ReductionKnobs::syncs>(on);
 }
 
 void UnitHandle::set_reshard_after_forward(ReshardAfterForward reshard) const {
@@ -99,7 +99,7 @@ void UnitHandle::set_reshard_after_forward(ReshardAfterForward reshard) const {
 }
 
 void UnitHandle::set_reshard_after_backward(bool reshard) const {
-  for (const auto& unit : hook().units) unit->inbox.set_reshards(reshard);
+  for (const auto& unit : hook().units) unit->set<&ReductionKnobs::reshards>(reshard);
 }
 
 void UnitHandle::set_keep_unsharded_storage(bool keep) const {
@@ -109,7 +109,7 @@ void UnitHandle::set_keep_unsharded_storage(bool keep) const {
 void UnitHandle::set_max_reductions(int count) const {
   check(count >= 1, "at least one gradient buffer must be allowed to be in reduction, got {}", count);
   for (const auto& unit : hook().units)
-    if (!unit->is_replicated) unit->inbox.set_max_reductions(count);
+    if (!unit->is_replicated) unit->set<&ReductionKnobs::max_reductions>(count);
 }
 
 std::vector<std::weak_ptr<FullyShardHook>> UnitHandle::hooks_of(const std::vector<UnitHandle>& units) {
@@ -152,12 +152,12 @@ void UnitHandle::set_gather_transform(GatherTransform transform) const {
 }
 
 void UnitHandle::set_custom_reduce(UnitReduce reduce) const {
-  if (Unit* unit = sharded_unit(hook(), "set_custom_reduce")) unit->inbox.set_reduce(std::move(reduce));
+  if (Unit* unit = sharded_unit(hook(), "set_custom_reduce")) unit->set_reduce(std::move(reduce));
 }
 
 void UnitHandle::set_all_reduce_hook(AllReduceHook all_reduce_hook) const {
   sharded_unit(hook(), "set_all_reduce_hook");
-  for (const auto& unit : hook().units) unit->inbox.set_all_reduce_hook(all_reduce_hook);
+  for (const auto& unit : hook().units) unit->set_all_reduce_hook(all_reduce_hook);
 }
 
 }  // namespace sherd::nn

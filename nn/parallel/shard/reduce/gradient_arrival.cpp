@@ -1,0 +1,336 @@
+#include "nn/parallel/shard/reduce/gradient_arrival.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "dtensor/transition/redistribute.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/rows/ops.h"
+#include "runtime/op/unit/buffer_views.h"
+
+namespace sherd::nn {
+
+namespace {
+bool all_of(const Spec& spec, bool (*is)(const Placement&)) {
+  return std::all_of(spec.placements().begin(), spec.placements().end(), is);
+}
+bool is_sum(const Placement& p) { return p.is_partial(ReduceKind::sum); }
+bool is_average(const Placement& p) { return p.is_replicate() || p.is_partial(ReduceKind::avg); }
+}  // namespace
+
+GradientArrival::GradientArrival(UnitBuffers& buffers, ReductionSettings& settings, UnitBuffers::Listener& unit)
+    : buffers_(buffers),
+      settings_(settings),
+      unit_(unit),
+      entries_(buffers.size()),
+      layout_(buffers.layout().shared()) {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    Parameter& p = *buffers.parameter(i);
+    if (const Spec* gathered = buffers.placement(i).gathered; gathered && gathered->num_axes() == 1)
+      if (gathered->is_replicated() && gathered->axis_size(0) > 1)
+        entries_[i].partial_gradients = PartialGradients::of(gathered->mesh());
+    if (settings.facts.has_replicas) entries_[i].aside = std::make_unique<Slot>(p.name() + ".unsummed");
+    p.set_sink(this, i);
+  }
+}
+
+GradientArrival::~GradientArrival() {
+  for (Parameter* p : buffers_.parameters()) p->set_sink(nullptr);
+}
+
+void GradientArrival::layout_changed() {
+  held_.reset();
+  settings_changed();
+}
+
+// A step that was recorded before there was anywhere to hold gradients does not look for them.
+void GradientArrival::settings_changed() {
+  if (settings_.facts.holds() && !held_) held_ = std::make_unique<HeldGradients>(buffers_);
+  settings_.knobs.set<&ReductionKnobs::may_hold>(held_ != nullptr);
+}
+
+Route::Facts GradientArrival::facts(std::size_t i) const {
+  const Entry& e = entries_[i];
+  const UnitPiece& piece = buffers_.layout().pieces[i];
+  const Parameter* const p = buffers_.parameter(i);
+  Route::Facts facts = settings_.facts;
+  facts.has_tensor = e.partial_gradients != nullptr;
+  facts.has_home &= !facts.has_tensor;
+  facts.made = piece.full_dtype;
+  facts.wire = piece.wire;
+  facts.kept = piece.gradient_dtype();
+  facts.has_grad = p && p->grad().defined();
+  facts.is_grad_home = facts.has_home && facts.has_grad && home_of(p->grad().local());
+  facts.is_held = held_ && (held_->is_apart() ? held_->bytes().defined() : held_->has(i));
+  facts.is_partial = e.is_partial;
+  if (e.has_unsummed()) facts.unsummed = Route::Unsummed::some;
+  return facts;
+}
+
+std::size_t GradientArrival::index_of(const Slot& slot) const {
+  const std::size_t i = slot.sink_place();
+  if (i >= entries_.size() || buffers_.parameter(i) != &slot)
+    fail("group \"{}\" got a gradient of \"{}\", which is not its parameter", buffers_.layout().name, slot.name());
+  return i;
+}
+
+// ---- arriving ----
+
+// One after the other: parameters that train, or did when the tape was recorded, and those of which something is there
+// or waits. What is held stays where it lies, whatever was frozen meanwhile, and others lie between.
+std::int64_t GradientArrival::lay_out(const UnitLayout& layout) {
+  layout_ = layout.shared();
+  const Tensor earlier = held_ && &held_->layout() == &layout ? held_->bytes() : Tensor();
+  std::int64_t bytes = 0;
+  const auto move_on_to = [&](std::int64_t offset) {
+    if (bytes > offset) held_->refuse_thawed();
+    bytes = offset;
+  };
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    Entry& e = entries_[i];
+    const Parameter* const p = buffers_.parameter(i);
+    const bool has_place =
+        is_held(i) || (p && (p->requires_grad() || p->leaf()->expected > 0 || e.waits() || e.has_unsummed()));
+    e.offset = kNoPlace;
+    if (!has_place) continue;
+    if (earlier.defined() && is_held(i)) move_on_to(held_->offset(i));
+    e.offset = bytes;
+    bytes += align(sherd::numel(layout.pieces[i].shape) * byte_size(layout.pieces[i].full_dtype));
+  }
+  if (earlier.defined()) move_on_to(earlier.numel());
+  return bytes;
+}
+
+// What is held is added to where it lies, unless it has another type.
+void GradientArrival::make_buffer() {
+  const std::int64_t bytes = lay_out(buffers_.layout());
+  if (held_ && !held_->is_apart()) gradients_ = held_->bytes();
+  if (!gradients_.defined()) gradients_ = gradient_buffer(bytes, buffers_.device());
+}
+
+const Tensor& GradientArrival::full(std::size_t i) {
+  if (!gradients_.defined()) make_buffer();
+  Entry& e = entries_[i];
+  if (e.full.defined()) return e.full;
+  if (e.offset == kNoPlace) fail("parameter \"{}\" got a gradient and is frozen", buffers_.parameter(i)->name());
+  const Shape& shape = buffers_.placement(i).used_shape;
+  return e.full = view_at(gradients_, shape, e.offset, layout_->pieces[i].full_dtype);
+}
+
+void GradientArrival::drop_buffer() {
+  if (!gradients_.defined()) return;
+  gradients_ = Tensor();
+  for (Entry& e : entries_) e.full = Tensor();
+}
+
+GradSink::Destination GradientArrival::destination(Slot& slot) {
+  const std::size_t i = index_of(slot);
+  if (entries_[i].partial_gradients) return {};  // Partial or not: only accept() can tell
+  Destination to = local_destination(i);
+  if (buffers_.placement(i).gathered) to.buffer = buffers_.as_gathered(i, to.buffer);
+  return to;
+}
+
+GradSink::Destination GradientArrival::local_destination(std::size_t i) {
+  Entry& e = entries_[i];
+  const Tensor& gradient = buffers_.parameter(i)->grad();
+  const bool is_fresh = e.kind == Kind::none || e.kind == Kind::in_place;
+  // On one rank micro-batches accumulate in grad() itself, as in the default sink.
+  e.writes_in_place = settings_.facts.is_direct && is_fresh && !e.is_partial && !settings_.facts.holds() &&
+                      !is_held(i) && gradient.defined();
+  if (e.writes_in_place) return {buffers_.as_used(i, gradient.local().detach()), true};
+  return {full(i), e.kind != Kind::none || (is_held(i) && !held_->is_apart())};
+}
+
+void GradientArrival::note(std::size_t i, Kind kind) {
+  Entry& e = entries_[i];
+  const ReduceKind other = kind == Kind::sum ? ReduceKind::avg : ReduceKind::sum;
+  if ((e.kind != Kind::none && e.kind != kind) || (held_ && held_->kind(i) == other))
+    fail(
+        "parameter \"{}\" got both a plain gradient (an average over ranks) and a Partial(sum) one in one backward "
+        "pass, or in passes that are reduced together",
+        buffers_.parameter(i)->name());
+  e.kind = kind;
+  unit_.arrived();
+}
+
+void GradientArrival::wrote(Slot& slot) {
+  const std::size_t i = index_of(slot);
+  note(i, entries_[i].writes_in_place ? Kind::in_place : Kind::average);
+}
+
+void GradientArrival::accept(Slot& slot, Tensor gradient) {
+  const std::size_t i = index_of(slot);
+  const ShardPlacement& at = buffers_.placement(i);
+  Kind kind = Kind::average;  // a plain gradient counts as an average over the data axes
+  if (at.gathered) {
+    gradient = local_gradient(i, std::move(gradient));
+  } else if (gradient.is_distributed()) {
+    const Spec& spec = Spec::from(gradient);
+    check(spec.mesh_id() == at.sharded->mesh_id(),
+          "parameter \"{}\" is sharded as {}, its gradient is {}: on another mesh; redistribute() or to_local() it",
+          slot.name(), buffers_.parameter(i)->sharded_value(), gradient);
+    check(all_of(spec, is_sum) || all_of(spec, is_average),
+          "parameter \"{}\": a gradient placed {} cannot be reduced to shards; Partial(sum), Partial(avg) and "
+          "Replicate can",
+          slot.name(), gradient);
+    if (all_of(spec, is_sum)) kind = Kind::sum;
+    gradient = gradient.local();
+  }
+  const Destination to = local_destination(i);
+  if (entries_[i].writes_in_place) kind = Kind::in_place;
+  copy_into(to.buffer, std::move(gradient), to.accumulate);
+  note(i, kind);
+}
+
+// The local tensor of a gradient in the gathered parameter's layout, or left Partial, see Entry::partial_gradients. In
+// one pass either all contributions to a parameter are left Partial or none is.
+Tensor GradientArrival::local_gradient(std::size_t i, Tensor gradient) {
+  Entry& e = entries_[i];
+  const Spec* const gathered = buffers_.placement(i).gathered;
+  if (!gradient.is_distributed() || Spec::from(gradient).mesh_id() != gathered->mesh_id())
+    fail("parameter \"{}\" is gathered as {}, its gradient is {}: on another mesh, or plain",
+         buffers_.parameter(i)->name(), gathered->describe(), gradient);
+  if (Spec::from(gradient).placement(0).is_partial(ReduceKind::sum) && (e.is_partial || e.kind == Kind::none) &&
+      may_leave_partial(i)) {
+    e.is_partial = true;
+    return gradient.local().detach();
+  }
+  if (e.is_partial) reduce_partial_now(i);
+  return redistribute(std::move(gradient), gathered).local().detach();
+}
+
+bool GradientArrival::may_leave_partial(std::size_t i) const {
+  Route::Facts partial = facts(i);
+  partial.is_partial = true;
+  partial.is_held = is_held(i);
+  return Route::refusal(partial).empty();
+}
+
+void GradientArrival::reduce_partial_now(std::size_t i) {
+  const Tensor& buffer = full(i);
+  const Spec* const gathered = buffers_.placement(i).gathered;
+  const Tensor partial = Tensor::distributed(buffers_.parameter(i)->shape(), gathered->with(0, Partial()), buffer);
+  copy_into(buffer, redistribute(partial, gathered).local().detach(), false);
+  entries_[i].is_partial = false;
+}
+
+// Parameters that the pass does not reach get no gradient: the others complete the unit, in the same order of units on
+// all ranks.
+void GradientArrival::finish(Slot&) {
+  if (finished_ == 0) {
+    reached_ = 0;
+    for (const Parameter* p : buffers_.parameters()) reached_ += p->leaf()->visited == backward_pass();
+  }
+  if (++finished_ == reached_) unit_.completed(reached_ == entries_.size());
+}
+
+// ---- leaving ----
+
+bool GradientArrival::close() {
+  finished_ = 0;
+  for (std::size_t i = 0; i < entries_.size(); ++i)
+    if (!buffers_.parameter(i)) entries_[i].kind = Kind::none;
+  if (!settings_.facts.holds()) take_held();
+  add_zeros();
+  if (settings_.facts.holds()) hold();
+  if (!has_any()) drop_buffer();
+  return has_any();
+}
+
+bool GradientArrival::has_any() const {
+  return std::ranges::any_of(entries_, [](const Entry& e) { return e.kind != Kind::none; });
+}
+
+void GradientArrival::clear() {
+  if (held_) held_->drop_all();
+  reset();
+}
+
+void GradientArrival::reset() {
+  drop_buffer();
+  for (Entry& e : entries_) {
+    e.kind = Kind::none;
+    e.is_partial = false;
+  }
+}
+
+// Leaves the gradients of this pass to a later one: where backward has put them, unless they are held apart.
+void GradientArrival::hold() {
+  std::vector<HeldGradients::Member> members;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const Entry& e = entries_[i];
+    if (!e.waits()) continue;
+    if (e.is_partial) reduce_partial_now(i);
+    members.push_back({.piece = i, .pass_offset = e.offset});
+    if (e.kind != Kind::zeros) members.back().kind = e.reduce_kind();
+  }
+  if (!members.empty()) {
+    const std::int64_t bytes = held_->is_apart() ? lay_out(held_->layout()) : 0;
+    for (HeldGradients::Member& m : members) m.held_offset = entries_[m.piece].offset;
+    held_->add(members, gradients_, bytes);
+  }
+  reset();
+}
+
+// What is held is reduced now, together with the gradients of this pass if there are any.
+void GradientArrival::take_held() {
+  if (!held_ || !held_->bytes().defined()) return;
+  if (held_->is_apart()) {
+    hold();
+    lay_out(held_->layout());
+    gradients_ = held_->bytes();
+  } else if (!gradients_.defined()) {
+    make_buffer();
+  }
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (!is_held(i) || !buffers_.parameter(i)) continue;
+    Kind& kind = entries_[i].kind;
+    if (const auto of_held = held_->kind(i)) kind = *of_held == ReduceKind::sum ? Kind::sum : Kind::average;
+    else if (kind == Kind::none) kind = Kind::zeros;
+  }
+}
+
+// Sums that earlier passes left are all-reduced over replicas now, also for parameters without a gradient in this pass.
+// What a pass does not reach is zero once in it: a later arrival is reduced for itself. Passes that are held need zeros
+// too: finalize_backward() reduces what is held, and that must be the same on all ranks.
+void GradientArrival::add_zeros() {
+  const auto add_where = [this](const auto& is_wanted) {
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      const Parameter* const p = buffers_.parameter(i);
+      if (!p || entries_[i].kind != Kind::none || !is_wanted(i, *p)) continue;
+      fill_into(full(i), 0);
+      entries_[i].kind = Kind::zeros;
+    }
+  };
+  const Route::Facts& now = settings_.facts;
+  if (now.has_replicas && !now.holds() && !now.leaves_unsummed())
+    add_where([this](std::size_t i, const Parameter&) { return entries_[i].has_unsummed(); });
+  if (now.reduces_unused && in_backward() && std::exchange(zeros_pass_, backward_pass()) != backward_pass())
+    add_where([this](std::size_t i, const Parameter& p) { return p.requires_grad() && !is_held(i); });
+}
+
+// Drops all of one parameter: a step that is given up must not reach into the next one.
+void GradientArrival::cleared(Slot& slot) {
+  const std::size_t i = index_of(slot);
+  if (held_) held_->drop(i);
+  if (entries_[i].has_unsummed()) entries_[i].aside->clear_grad();
+}
+
+void GradientArrival::discard_earlier() {
+  for (const Entry& e : entries_)
+    if (e.aside) e.aside->clear_grad();
+  if (held_) held_->drop_all();
+}
+
+// Such a pass may have added to what is held, where it lies.
+void GradientArrival::discard() {
+  if (has_any() && held_) held_->drop_all();
+  finished_ = 0;
+  for (const Entry& e : entries_)
+    if (e.partial_gradients) e.partial_gradients->discard();
+  reset();
+}
+
+}  // namespace sherd::nn
