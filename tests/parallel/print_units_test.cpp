@@ -44,6 +44,27 @@ TEST(PrintUnits, SaysWhatUnitsHoldAndWhenTheyRan) {
   });
 }
 
+TEST(PrintUnits, RoutesSayHowGradientsAreReducedAsThingsStand) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSquares);
+    const DeviceMesh mesh(group, {{"replicate", 2}, {"dp", 1}});
+    nn::shard_units(net, mesh, nn::units_by("coarse"));
+    net.materialize();
+    const auto route = [&net] {
+      const std::string text = nn::print_units(net, {.parameters = false, .routes = true});
+      const std::size_t line = text.find("  4 parameters: ");
+      return line == std::string::npos ? text : text.substr(line, text.find('\n', line) - line);
+    };
+    EXPECT_EQ(route(), "  4 parameters: scatter arrival>shard, sum_replicas shard>shard, keep shard>grad");
+    nn::set_requires_all_reduce(net, false);
+    EXPECT_EQ(route(), "  4 parameters: scatter arrival>shard, keep shard>unsummed");
+    backward(sum(net(batch_of(2, 16, 0, "x"))));
+    EXPECT_EQ(route(), "  4 parameters: scatter arrival>unsummed +unsummed, keep unsummed>unsummed");
+    nn::set_requires_gradient_sync(net, false);
+    EXPECT_EQ(route(), "  4 parameters: hold arrival>held");
+  });
+}
+
 /// Its modules run in another order than they are in, and one does not run.
 struct Shuffled : nn::Layer<Shuffled> {
   nn::Linear &a, &b, &c;

@@ -114,6 +114,7 @@ std::string print_units(Module& model, const PrintUnitsOptions& options) {
   table.row({"unit", "ran", "gathered", "on this rank", "of", "type", "reduced in", "after forward"});
   std::int64_t gathered = 0, here = 0, count = 0;
   for (const UnitHandle& unit : units_as_they_ran(model)) {
+    std::size_t at = 0;
     for (const auto& [layout, parameters, slices, reshards] : unit.parts()) {
       const bool is_offloaded = !parameters.empty() && home_of(parameters[0]->sharded_value());
       const bool is_gathered =
@@ -128,8 +129,10 @@ std::string print_units(Module& model, const PrintUnitsOptions& options) {
                  : slices > 0 ? fmt::format("reshard to {}", slices)
                  : reshards   ? "reshard"
                               : "keep"});
-      if (!options.parameters) continue;
-      for (const Parameter* p : parameters) table.text(line_of(*p));
+      for (const Parameter* p : parameters)
+        if (options.parameters) table.text(line_of(*p));
+      if (options.routes)
+        for (const std::string& route : unit.routes(at++)) table.text("  " + route);
     }
   }
   std::int64_t num_ignored = 0, ignored_bytes = 0;

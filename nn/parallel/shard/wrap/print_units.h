@@ -14,6 +14,7 @@ namespace sherd::nn {
 
 struct PrintUnitsOptions {
   bool parameters = true;  ///< a line for each parameter under its unit
+  bool routes = false;     ///< under its unit, how its gradients are reduced (UnitHandle::routes)
 };
 
 /// The units of `model` and of the modules below, in the order in which they first ran in the last forward, then those

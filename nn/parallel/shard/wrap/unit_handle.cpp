@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "nn/parallel/shard/gather/gather_transform.h"
 #include "nn/parallel/shard/wrap/fully_shard_hook.h"
@@ -34,6 +35,18 @@ std::vector<Parameter*> UnitHandle::parameters() const {
   std::vector<Parameter*> all;
   for (const Part& part : parts()) all.insert(all.end(), part.parameters.begin(), part.parameters.end());
   return all;
+}
+
+std::vector<std::string> UnitHandle::routes(std::size_t part) const {
+  const Unit& unit = *hook().own_units()[part];
+  std::map<std::string, int> counts;
+  for (std::size_t i = 0; i < unit.buffers.size(); ++i)
+    if (const Parameter* p = unit.buffers.parameter(i); p && p->requires_grad())
+      ++counts[Route::of(unit.arrival().facts(i)).text()];
+  std::vector<std::string> lines;
+  for (const auto& [route, count] : counts)
+    lines.push_back(fmt::format("{} parameter{}: {}", count, count == 1 ? "" : "s", route));
+  return lines;
 }
 
 const UnitLayout& UnitHandle::layout() const { return hook().own_units().front()->buffers.layout(); }
