@@ -80,7 +80,7 @@ std::size_t GradientArrival::index_of(const Slot& slot) const {
 // One after the other: parameters that train, or did when the tape was recorded, and those of which something is there
 // or waits. What is held stays where it lies, whatever was frozen meanwhile, and others lie between.
 std::int64_t GradientArrival::lay_out(const UnitLayout& layout) {
-  layout_ = layout.shared();
+  if (layout_.get() != &layout) layout_ = layout.shared();
   const Tensor earlier = held_ && &held_->layout() == &layout ? held_->bytes() : Tensor();
   std::int64_t bytes = 0;
   const auto move_on_to = [&](std::int64_t offset) {
@@ -221,7 +221,8 @@ void GradientArrival::reduce_partial_now(std::size_t i) {
 void GradientArrival::finish(Slot&) {
   if (finished_ == 0) {
     reached_ = 0;
-    for (const Parameter* p : buffers_.parameters()) reached_ += p->leaf()->visited == backward_pass();
+    for (std::size_t i = 0; i < entries_.size(); ++i)
+      if (const Parameter* p = buffers_.parameter(i)) reached_ += p->leaf()->visited == backward_pass();
   }
   if (++finished_ == reached_) unit_.completed(reached_ == entries_.size());
 }

@@ -98,6 +98,7 @@ void RouteRun::make_room(std::span<Member> members, Place place) const {
 void RouteRun::run() {
   using Move = Route::Move;
   std::vector<Member> all = members();
+  if (all.empty()) return;
   std::vector<Step> steps;
   for (const Move move : {Move::fetch, Move::copy, Move::scatter, Move::sum_replicas, Move::scatter_replicas,
                           Move::hook, Move::agree, Move::keep, Move::evict}) {
@@ -113,18 +114,23 @@ void RouteRun::run() {
 
 void RouteRun::call(Route::Move move, Steps steps) {
   using Move = Route::Move;
-  std::vector<std::size_t> pieces;
-  std::vector<Tensor> tensors;
-  for (const Step& step : steps) {
-    pieces.push_back(step.member.piece);
-    tensors.push_back(step.from());
-  }
+  const auto pieces = [steps] {
+    std::vector<std::size_t> all;
+    for (const Step& step : steps) all.push_back(step.member.piece);
+    return all;
+  };
+  const auto tensors = [steps] {
+    std::vector<Tensor> all;
+    for (const Step& step : steps) all.push_back(step.from());
+    return all;
+  };
   switch (move) {
     case Move::hold: break;  // done when the pass was closed
-    case Move::fetch:
-      tensors = home_->fetch(pieces);
-      for (std::size_t i = 0; i < steps.size(); ++i) steps[i].to() = tensors[i];
+    case Move::fetch: {
+      const std::vector<Tensor> here = home_->fetch(pieces());
+      for (std::size_t i = 0; i < steps.size(); ++i) steps[i].to() = here[i];
       break;
+    }
     case Move::copy:
       for (const Step& step : steps) {
         const bool is_flat = step.to().shape() != step.from().shape();
@@ -132,14 +138,14 @@ void RouteRun::call(Route::Move move, Steps steps) {
       }
       break;
     case Move::scatter: scatter(steps, /*over_replicas=*/false); break;
-    case Move::sum_replicas: sum_replicas(steps, tensors); break;
+    case Move::sum_replicas: sum_replicas(steps, tensors()); break;
     case Move::scatter_replicas: scatter(steps, /*over_replicas=*/true); break;
-    case Move::hook: settings_.hook({arrival_.layout(), pieces_, tensors}); break;
+    case Move::hook: settings_.hook({arrival_.layout(), pieces_, tensors()}); break;
     case Move::agree:
     case Move::keep:
       for (const Step& step : steps) keep(step);
       break;
-    case Move::evict: home_->evict(pieces, tensors); break;
+    case Move::evict: home_->evict(pieces(), tensors()); break;
   }
 }
 
