@@ -11,11 +11,12 @@ struct AttentionOptions {
 };
 
 /// Causal self-attention. x [B, T, D] -> [B, T, D] with D = heads x K.
-class Attention : public Layer<Attention> {
+class Attention : public Layer<Attention>, public Shardable {
  public:
   explicit Attention(const AttentionOptions& options);
   Tensor forward(const Tensor& x);
   const AttentionOptions& options() const { return options_; }
+  Roles roles() const override { return {.heads = options_.heads, .kv_heads = options_.kv_heads}; }
 
   Linear &wq, &wk, &wv, &wo;
 

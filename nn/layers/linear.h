@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "nn/module.h"
+#include "nn/shardable.h"
 
 namespace sherd::nn {
 
@@ -11,10 +12,11 @@ struct LinearOptions {
 };
 
 /// y = x weight^T + bias; weight [out, in], x [..., in] -> [..., out].
-class Linear : public Layer<Linear> {
+class Linear : public Layer<Linear>, public Shardable {
  public:
   Linear(std::int64_t in, std::int64_t out, const LinearOptions& options = {});
   Tensor forward(const Tensor& x);
+  Roles roles() const override { return {.out = {{"weight", 0}, {"bias", 0}}, .in = {{"weight", 1}}}; }
 
   Parameter& weight;
   Parameter* bias = nullptr;  ///< null without one

@@ -13,23 +13,21 @@ Layouts Layouts::at(std::initializer_list<std::pair<std::size_t, Placement>> ent
   return layouts;
 }
 
+using Side = ModuleLayout::Side;
+
 Style colwise(const ColwiseOptions& o) {
   return {.name = "colwise",
-          .linear = ModuleLayout{.parameters = {{"weight", Shard(0)}, {"bias", Shard(0), true}},
-                                 .from = o.from,
-                                 .inputs = o.input,
-                                 .outputs = o.output},
-          .embedding = ModuleLayout{
-              .parameters = {{"weight", Shard(1)}}, .from = o.from, .inputs = o.input, .outputs = o.output}};
+          .linear = ModuleLayout{.side = Side::out, .from = o.from, .inputs = o.input, .outputs = o.output},
+          .embedding = ModuleLayout{.side = Side::out, .from = o.from, .inputs = o.input, .outputs = o.output}};
 }
 
 Style rowwise(const RowwiseOptions& o) {
   return {.name = "rowwise",
-          .linear = ModuleLayout{.parameters = {{"weight", Shard(1)}, {"bias", Replicate(), true}},
+          .linear = ModuleLayout{.side = Side::in,
                                  .from = o.from.value_or(Shard(-1)),
                                  .inputs = o.input.value_or(Shard(-1)),
                                  .outputs = o.output},
-          .embedding = ModuleLayout{.parameters = {{"weight", Shard(0)}},
+          .embedding = ModuleLayout{.side = Side::vocabulary,
                                     .from = o.from.value_or(Replicate()),
                                     .inputs = o.input.value_or(Replicate()),
                                     .outputs = o.output}};

@@ -5,6 +5,7 @@
 //              from            inputs                       outputs
 //   plain x  ----------> {..} ----------> {..}  forward  {..} ----------> {..}
 //   distributed x --------------^
+#include <cstdint>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -42,11 +43,14 @@ class Layouts {
 
 /// A style's layouts for one kind of module.
 struct ModuleLayout {
+  /// Which of a layer's roles (nn/shardable.h) is sharded, beside the parameters named below.
+  enum class Side : std::uint8_t { none, out, in, vocabulary };
   struct Cut {
     std::string parameter;
     Placement placement;
     bool is_optional = false;  ///< a module without this parameter is fine: a bias
   };
+  Side side = Side::none;
   std::vector<Cut> parameters{};  ///< the module's own; all others are replicated
   Layouts from{};                 ///< placements of plain inputs
   Layouts inputs{};               ///< layouts to redistribute inputs to
@@ -55,7 +59,8 @@ struct ModuleLayout {
   bool local_outputs = false;     ///< return local tensors
 };
 
-/// A ModuleLayout per kind of module. Applying it to a module of another kind is an Error.
+/// A ModuleLayout per kind of module: a layer with input features is linear, one with a vocabulary an embedding, by
+/// what it says of itself (nn/shardable.h). Applying it to a module of another kind is an Error.
 struct Style {
   std::string name;  ///< in messages
   std::optional<ModuleLayout> linear{}, embedding{};
@@ -66,16 +71,17 @@ struct ColwiseOptions {
   Placement from = Replicate(), input = Replicate();
   std::optional<Placement> output{};  ///< unset: as computed, Shard(-1)
 };
-/// Linear, output features sharded: weight and bias Shard(0), output Shard(-1). Embedding, embedding dim sharded:
-/// weight Shard(1), output Shard(-1). Forward does not communicate; backward reduces the gradient of the input once.
+/// Output features sharded: of a Linear weight and bias Shard(0), of an Embedding weight Shard(1); output Shard(-1).
+/// Forward does not communicate; backward reduces the gradient of the input once.
 Style colwise(const ColwiseOptions& options = {});
 
 struct RowwiseOptions {
   std::optional<Placement> from{}, input{};  ///< unset: Shard(-1) for a Linear, Replicate for the ids of an Embedding
   Placement output = Replicate();            ///< Replicate is an all-reduce, Shard a reduce-scatter
 };
-/// Linear, input features sharded: weight Shard(1), bias replicated. Embedding, vocabulary sharded: weight Shard(0),
-/// zeros for ids of other ranks. The result is Partial and is reduced to `output`.
+/// Of a linear layer input features are sharded, in Linear weight Shard(1), bias replicated; of an embedding the
+/// vocabulary, in Embedding weight Shard(0), zeros for ids of other ranks. The result is Partial and is reduced to
+/// `output`.
 Style rowwise(const RowwiseOptions& options = {});
 
 /// Norms, dropout and the like on tensors sharded along the sequence: the first argument is redistributed to

@@ -9,10 +9,9 @@
 #include <set>
 
 #include "dtensor/api.h"
-#include "nn/layers/attention.h"
-#include "nn/layers/embedding.h"
 #include "nn/parallel/distributed_sink.h"
 #include "nn/parallel/style_hook.h"
+#include "nn/shardable.h"
 #include "runtime/tensor/nearest.h"
 
 namespace sherd::nn {
@@ -73,12 +72,19 @@ bool matches(const std::string& pattern, const std::string& path) {
   });
 }
 
+Roles roles_of(const Module& module) {
+  const auto* const shardable = dynamic_cast<const Shardable*>(&module);
+  return shardable != nullptr ? shardable->roles() : Roles();
+}
+
 const ModuleLayout& layout_for(const Style& style, const Module& module) {
-  const bool is_linear = dynamic_cast<const Linear*>(&module), is_embedding = dynamic_cast<const Embedding*>(&module);
-  if (is_linear && style.linear) return *style.linear;
-  if (is_embedding && style.embedding) return *style.embedding;
-  check(style.any.has_value(), "style {} is for Linear and Embedding modules; \"{}\" is neither", style.name,
-        module.label());
+  const Roles roles = roles_of(module);
+  if (!roles.in.empty() && style.linear) return *style.linear;
+  if (!roles.vocabulary.empty() && style.embedding) return *style.embedding;
+  check(style.any.has_value(),
+        "style {} is for Linear and Embedding modules; \"{}\" is neither, nor does it say what may be sharded of it "
+        "(nn::Shardable)",
+        style.name, module.label());
   return *style.any;
 }
 
@@ -138,30 +144,50 @@ void add_placement(const Part& part, const Part::Use& use, const ModuleLayout::C
         to_string(known->second.placement), known->second.by, to_string(placement), by);
 }
 
+std::vector<ModuleLayout::Cut> cuts_of(const ModuleLayout& layout, const Module& module) {
+  using Side = ModuleLayout::Side;
+  std::vector<ModuleLayout::Cut> cuts = layout.parameters;
+  if (layout.side == Side::none) return cuts;
+  const Roles roles = roles_of(module);
+  const std::vector<Roles::Dim>& dims = layout.side == Side::out  ? roles.out
+                                        : layout.side == Side::in ? roles.in
+                                                                  : roles.vocabulary;
+  for (const Roles::Dim& dim : dims) cuts.push_back({dim.parameter, Shard(dim.dim), /*is_optional=*/true});
+  const auto has = [&](const Roles::Dim& dim) {
+    return std::ranges::find(module.own_parameters(), dim.parameter, &Module::NamedParameter::name) !=
+           module.own_parameters().end();
+  };
+  check(std::ranges::any_of(dims, has), "module \"{}\" has none of the parameters that its roles() name; it has {}",
+        module.label(), names_of(module.own_parameters()));
+  return cuts;
+}
+
 ParameterPlacements collect_placements(const std::vector<Part>& parts) {
   ParameterPlacements placements;
   for (const Part& part : parts)
     for (const Part::Use& use : part.uses)
-      for (const ModuleLayout::Cut& wanted : use.layout->parameters) add_placement(part, use, wanted, placements);
+      for (const ModuleLayout::Cut& wanted : cuts_of(*use.layout, *part.module))
+        add_placement(part, use, wanted, placements);
   return placements;
 }
 
 // Attention is sharded by heads: a rank must hold complete heads, and the key-value heads that its query heads read.
-void check_heads(const Attention& attention, const DeviceMesh& mesh, const ParameterPlacements& placements) {
-  bool is_sharded = false;
-  for (const Linear* linear : {&attention.wq, &attention.wk, &attention.wv, &attention.wo}) {
-    const auto found = placements.find(&linear->weight);
-    is_sharded |= found != placements.end() && found->second.placement.is_shard();
-  }
-  if (!is_sharded) return;
+void check_heads(const Module& attention, const DeviceMesh& mesh, const ParameterPlacements& placements) {
+  const Roles roles = roles_of(attention);
+  if (roles.heads == 0) return;
+  const auto is_sharded = [&](const Parameter* parameter) {
+    const auto found = placements.find(parameter);
+    return found != placements.end() && found->second.placement.is_shard();
+  };
+  if (std::ranges::none_of(attention.parameters(), is_sharded)) return;
   const auto check_count = [&](std::int64_t count, const char* what) {
     check(
         count % mesh.size() == 0,
         "attention \"{}\": {} {} do not divide among the {} ranks of axis \"{}\"; use an axis whose size divides them",
         attention.label(), count, what, mesh.size(), mesh.axis_name());
   };
-  check_count(attention.options().heads, "heads");
-  check_count(attention.options().kv_heads, "key-value heads");
+  check_count(roles.heads, "heads");
+  check_count(roles.kv_heads, "key-value heads");
 }
 
 // A module outside of this call must not share a parameter with it: it would find a distributed tensor there.
@@ -232,8 +258,7 @@ void parallelize(Module& module, const DeviceMesh& mesh, const Plan& plan) {
   std::set<const Module*> inside;
   module.for_each_module([&](const Module& m) { inside.insert(&m); });
   check_ties(topmost(module), inside, {parameters.begin(), parameters.end()});
-  for (const Part& part : parts)
-    if (const auto* attention = dynamic_cast<const Attention*>(part.module)) check_heads(*attention, mesh, placements);
+  for (const Part& part : parts) check_heads(*part.module, mesh, placements);
 
   for (Parameter* parameter : parameters) {
     const auto found = placements.find(parameter);

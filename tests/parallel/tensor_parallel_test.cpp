@@ -10,6 +10,7 @@
 #include "nn/layers/mlp.h"
 #include "nn/layers/norm.h"
 #include "nn/optim/adamw.h"
+#include "nn/shardable.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "tests/parallel/nets.h"
@@ -89,6 +90,46 @@ TEST(TensorParallel, F151_MlpIsOneAllReduceEachWay) {
 }
 
 // Values that are there are cut; the model need not start on meta.
+// A linear layer of the user's own, with its matrix the other way round, and one that says nothing of itself.
+struct OwnLinear : nn::Layer<OwnLinear>, nn::Shardable {
+  OwnLinear(std::int64_t in, std::int64_t out)
+      : kernel(add_parameter("kernel", {in, out}, nn::Init::normal(1))),
+        shift(add_parameter("shift", {out}, nn::Init::normal(1))) {}
+  Tensor forward(const Tensor& x) { return linear(x, transpose(kernel, 0, 1), shift); }
+  nn::Roles roles() const override { return {.out = {{"kernel", 1}, {"shift", 0}}, .in = {{"kernel", 0}}}; }
+  nn::Parameter &kernel, &shift;
+};
+struct SilentLinear : nn::Layer<SilentLinear> {
+  nn::Parameter& kernel = add_parameter("kernel", {4, 4}, nn::Init::normal(1));
+  Tensor forward(const Tensor& x) { return matmul(x, kernel); }
+};
+struct WrongLinear : SilentLinear, nn::Shardable {
+  nn::Roles roles() const override { return {.out = {{"kernels", 1}}, .in = {{"kernels", 0}}}; }
+};
+struct OwnMlp : nn::Layer<OwnMlp> {
+  OwnLinear &up = add<OwnLinear>("up", 6, 12), &down = add<OwnLinear>("down", 12, 6);
+  Tensor forward(const Tensor& x) { return down(gelu(up(x))); }
+};
+
+TEST(TensorParallel, ALayerOfTheUsersOwnSaysWhatMayBeSharded) {
+  for (const int ranks : {2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      const DeviceMesh mesh(group, "tp");
+      OwnMlp spread, reference;
+      nn::parallelize(spread, mesh, {{"up", nn::colwise()}, {"down", nn::rowwise()}});
+      spread.materialize(nn::Seed{5});
+      reference.materialize(nn::Seed{5});
+      EXPECT_EQ(describe(spread.up.kernel.value()), describe(distribute(noise({6, 12}, "x"), mesh, Shard(1))));
+      EXPECT_EQ(describe(spread.up.shift.value()), describe(distribute(noise({12}, "x"), mesh, Shard(0))));
+      EXPECT_EQ(describe(spread.down.kernel.value()), describe(distribute(noise({12, 6}, "x"), mesh, Shard(0))));
+      expect_same_pass(spread, reference, noise({4, 6}, "x"), mesh, {.all_reduce = 1}, {.all_reduce = 1});
+      SilentLinear silent;
+      expect_error([&] { nn::parallelize(silent, mesh, {{"", nn::colwise()}}); }, {"is neither", "nn::Shardable"});
+      WrongLinear wrong;
+      expect_error([&] { nn::parallelize(wrong, mesh, {{"", nn::rowwise()}}); }, {"roles() name", "\"kernel\""});
+    });
+}
+
 TEST(TensorParallel, F151_ParametersWithValuesKeepThem) {
   run_ranks(2, [](const Group& group) {
     nn::GeluMlp mlp(mlp_sizes(4, 6, true)), reference(mlp_sizes(4, 6, true));
