@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -28,8 +29,9 @@ namespace sherd {
 
 struct CompileOptions {
   /// Ranks that run this step together, each as often as the others: before the first replay they compare their
-  /// recordings (same_program.h). Later recordings, for other shapes, are not compared.
-  std::shared_ptr<ProcessGroup> group{};
+  /// recordings (same_program.h). Later recordings, for other shapes, are not compared. Unset: all ranks of the job, if
+  /// this one knows them by the first call (world_group(), DeviceMesh::world()); null: this rank runs it alone.
+  std::optional<std::shared_ptr<ProcessGroup>> group{};
   /// Recordings kept for different shapes and settings: training, evaluation and a short last batch are three. The one
   /// used least recently is dropped for another, which is said once.
   std::size_t max_graphs = 8;
@@ -89,6 +91,7 @@ class CompiledStep {
   void choose_executor(Entry& entry);
   void forget_before_reset();
   void compare_programs();
+  bool is_run_together() const { return options_.group && *options_.group; }
   /// The recording that fits this call, or null and `reason_`.
   Entry* find(std::span<const Tensor> arguments);
 

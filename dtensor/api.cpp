@@ -208,6 +208,13 @@ Tensor to_local(Tensor x, const ToLocalOptions& options) {
   return call(op::to_local, attrs, std::move(x));
 }
 
+Tensor mean_over(const Tensor& x, const DeviceMesh& mesh) {
+  const PurposeScope purpose("mean_over");
+  std::vector<int> axes(static_cast<std::size_t>(mesh.ndim()));
+  std::iota(axes.begin(), axes.end(), 0);
+  return all_reduce(x.local().detach(), mesh.ndim() == 1 ? mesh.group() : *mesh.joint_group(axes), ReduceKind::avg);
+}
+
 Tensor full_tensor(Tensor x, const ToLocalOptions& options) {
   const PurposeScope purpose("full_tensor");
   const Spec* replicated = Spec::replicate(Spec::from(x).mesh());

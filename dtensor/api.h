@@ -69,6 +69,10 @@ struct ToLocalOptions {
 /// with `grad_placements`, without communication. Error if those shard otherwise than x.
 Tensor to_local(Tensor x, const ToLocalOptions& options = {});
 
+/// The mean over the ranks of `mesh` of what each has in x, a plain tensor or one that is distributed over other axes,
+/// without history: mean_over(loss, dp) is the loss of the job. Collective over `mesh`, of one axis or several.
+Tensor mean_over(const Tensor& x, const DeviceMesh& mesh);
+
 /// The full tensor on every rank: redistribute to Replicate, then to_local. Differentiable.
 Tensor full_tensor(Tensor x, const ToLocalOptions& options = {});
 

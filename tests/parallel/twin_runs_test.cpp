@@ -199,7 +199,7 @@ struct TwinRun {
 /// A twin of this rank, which has nothing else: what another one changes would be looked at by guards of this one.
 std::vector<TwinStep> steps_of(const TwinRun& run, const Group& group) {
   Twin twin(run.layout, group, run.toggles);
-  auto step = compile([&](const Tensor& x, const Tensor& y) { return twin.step(x, y); });
+  auto step = compile([&](const Tensor& x, const Tensor& y) { return twin.step(x, y); }, {.group = nullptr});
   std::vector<TwinStep> steps;
   int replays = 0;
   for (int i = 0; i < kSteps; ++i) {

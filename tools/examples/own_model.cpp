@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
     const Tensor loss = cross_entropy(model(ids), targets);  // distributed logits, plain targets
     backward(loss);
     optimizer.step_and_clear();
-    const double mean = all_reduce(loss.local().detach(), dp.group(), ReduceKind::avg).item<double>();
+    const double mean = mean_over(loss, dp).item<double>();
     if (world_group()->rank() == 0 && step % 20 == 19) fmt::print("step {}  loss {:.4f}\n", step + 1, mean);
   }
 }

@@ -35,16 +35,14 @@ int main(int argc, char** argv) {
   model.materialize(nn::Seed{42});  // each rank draws its own elements: the bits of one rank
   nn::AdamW optimizer(model.parameters(), {.lr = 1e-2});
 
-  auto step = compile(
-      [&](const Tensor& tokens, const Tensor& targets) {
-        const StrictCommunication strict;  // nothing moves but what the plan and fully_shard say
-        const Tensor loss = model(tokens, targets);
-        backward(loss);
-        nn::clip_grad_norm(optimizer, 1.0);
-        optimizer.step_and_clear();
-        return all_reduce(loss.local().detach(), dp.group(), ReduceKind::avg);
-      },
-      {.group = world_group()});
+  auto step = compile([&](const Tensor& tokens, const Tensor& targets) {
+    const StrictCommunication strict;  // nothing moves but what the plan and fully_shard say
+    const Tensor loss = model(tokens, targets);
+    backward(loss);
+    nn::clip_grad_norm(optimizer, 1.0);
+    optimizer.step_and_clear();
+    return mean_over(loss, dp);
+  });
 
   const bool speaks = world_group()->rank() == 0;
   if (speaks) fmt::print("{}\n{}\n", nn::to_string(model), draw(model.parameter("blocks.0.attn.wq.weight")));

@@ -1,0 +1,24 @@
+#pragma once
+#include "nn/parallel/shard/wrap/fully_shard.h"
+
+namespace sherd::nn {
+
+/// Backward passes in the scope reduce nothing, see set_requires_gradient_sync(); those after it reduce the sum.
+///
+///   for (int m = 0; m < micro_batches; ++m) {
+///     std::optional<nn::NoSync> no_sync;
+///     if (m < micro_batches - 1) no_sync.emplace(model);
+///     backward(model(batch(m)));
+///   }
+class NoSync {
+ public:
+  explicit NoSync(Module& root) : root_(root) { set_requires_gradient_sync(root_, false); }
+  ~NoSync() { set_requires_gradient_sync(root_, true); }
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  Module& root_;
+};
+
+}  // namespace sherd::nn
