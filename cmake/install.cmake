@@ -2,11 +2,11 @@
 # and sherd::train.
 #
 #   lib/libsherd.so         include/sherd/sherd.h                             bin/sherd   share/sherd/configs/
-#   bin/sherd-bench (where it was built)                include/sherd/{runtime,dtensor,compile,nn}/
-#   lib/libsherd_train.so   include/sherd/tools/train/                        lib/cmake/sherd/
+#   bin/sherd-bench (where it was built)                include/sherd/{tensor,nn,parallel,compile,checkpoint,train}.h
+#   lib/libsherd_train.so   include/sherd/..., what these reach               lib/cmake/sherd/
 #   lib/libsherd_onednn.so (where oneDNN was found)   lib/libsherd_cuda.so (where nvcc was found)
 #
-# Targets bring both include/, for <sherd/sherd.h>, and include/sherd/, for what it includes.
+# Targets bring include/ alone: headers name each other as <sherd/...> there (install_headers.cmake).
 # The tree can be moved: libraries and program find each other by $ORIGIN. What the libraries themselves need (Boost,
 # json, toml++) is compiled into them; a user's build needs only what headers name, oneTBB and fmt. The target
 # `programs` builds all of this, and the examples.
@@ -26,9 +26,9 @@ endforeach()
 add_custom_target(programs DEPENDS sherd sherd_lib sherd_train ${opened} ${SHERD_EXAMPLES})
 
 install(TARGETS sherd_lib sherd_train EXPORT sherd-targets
-  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
-  FILE_SET umbrella DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-  FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd)
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(CODE "set(root \"${CMAKE_SOURCE_DIR}\")\nset(folder \"${CMAKE_INSTALL_INCLUDEDIR}\")")
+install(SCRIPT cmake/install_headers.cmake)
 install(TARGETS sherd ${opened}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(TARGETS sherd-bench RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} OPTIONAL)

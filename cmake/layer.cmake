@@ -1,5 +1,5 @@
 # sherd_layer([TARGET library] [EXCEPT files...]): adds a folder's sources to a library, libsherd.so unless another is
-# named, and its headers to the set that is checked and installed. Files are found by name, so that adding an idea is
+# named, and its headers to those that are checked. Files are found by name, so that adding an idea is
 # adding a file.
 function(sherd_layer)
   cmake_parse_arguments(ARG "" "TARGET" "EXCEPT" ${ARGN})
@@ -12,7 +12,6 @@ function(sherd_layer)
   list(REMOVE_ITEM headers ${ARG_EXCEPT})
   target_sources(${ARG_TARGET} PRIVATE ${sources})
   sherd_compile_together(${ARG_TARGET} ${sources})
-  target_sources(${ARG_TARGET} PUBLIC FILE_SET HEADERS BASE_DIRS ${CMAKE_SOURCE_DIR} FILES ${headers})
   sherd_check_headers(${ARG_TARGET} ${headers})
 endfunction()
 

@@ -28,7 +28,7 @@ from cxx_code import code_of
 
 # What each folder may include, itself aside.
 MAY_SEE = {
-    "include": {"runtime", "dtensor", "compile", "nn"},
+    "include": {"runtime", "dtensor", "compile", "nn", "tools"},
     "runtime": set(),
     "dtensor": {"runtime"},
     "compile": {"runtime"},
@@ -82,7 +82,7 @@ def check_include(root, folder, target):
 
 def check_umbrella(root, where, target):
     """Returns what is wrong with including <`target`> from the file `where`, or None."""
-    if not where.startswith(("tools/examples/", "tests/")):
+    if not where.startswith(("tools/examples/", "tests/", "include/")):
         return f'<{target}> is for programs; code of the tree includes "folder/file.h"'
     return None if (root / "include" / target).is_file() else f"<{target}> does not exist"
 

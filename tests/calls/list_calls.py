@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lists the calls that take tensors in the headers of sherd.h, and of the slots and optimizers that those show, as C++:
+"""Lists the calls that take tensors in the headers of <sherd/sherd.h>, and of the slots and optimizers that those show, as C++:
 one line for each function, static function and method that has a tensor among its parameters, and for each method of
 Tensor.
 
@@ -13,9 +13,15 @@ import sys
 from pathlib import Path
 
 
+def faces(root):
+    """sherd.h, and the headers of include/sherd that it includes."""
+    umbrella = root / "include/sherd/sherd.h"
+    return [umbrella, *(root / "include" / face for face in re.findall(r"#include <(sherd/[^>]+)>", umbrella.read_text()))]
+
+
 def headers(root):
-    text = (root / "include/sherd/sherd.h").read_text()
-    return re.findall(r'#include "([^"]+)"', text) + ["runtime/autograd/slot.h", "nn/optim/optimizer.h"]
+    named = [name for face in faces(root) for name in re.findall(r'#include "([^"]+)"', face.read_text())]
+    return named + ["runtime/autograd/slot.h", "nn/optim/optimizer.h"]
 
 
 def without_comments(text):
@@ -175,7 +181,7 @@ def main():
             lines += [f"  // {header}", *filter(None, calls)]
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("\n".join([*BEFORE, *lines, *AFTER]) + "\n")
-    read = " ".join(str(root / header) for header in ["include/sherd/sherd.h", *headers(root)])
+    read = " ".join(map(str, [*faces(root), *(root / header for header in headers(root))]))
     Path(f"{out}.d").write_text(f"{out}: {read}\n")
 
 

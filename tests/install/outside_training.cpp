@@ -4,9 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include <sherd/sherd.h>
-
-#include "tools/train/trainer.h"
+#include <sherd/train.h>
 
 using namespace sherd;
 

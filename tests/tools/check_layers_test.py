@@ -163,7 +163,7 @@ class Told final : public ModuleHook {
         self.assertEqual(self.run_on({**tree, "tools/examples/e.cpp": program})[0], 0)
         self.expect({**tree, "nn/b.cpp": program}, "nn/b.cpp:1: <sherd/sherd.h> is for programs")
         self.expect({**tree, "tools/examples/e.cpp": "\n#include <sherd/nn.h>\n"}, "e.cpp:2: <sherd/nn.h> does not exist")
-        self.expect({**tree, "include/sherd/sherd.h": '#pragma once\n#include "tools/c.h"\n'}, "include may not include tools")
+        self.expect({**tree, "include/sherd/sherd.h": '#pragma once\n#include "tests/c.h"\n'}, "include may not include tests")
 
     def twice(self, *files):
         """What defined_twice() finds in files, pairs of a path and text: (path, line, name, other path)."""

@@ -6,7 +6,7 @@
 
 #include <sherd/sherd.h>
 
-#include "tools/train/trainer.h"
+#include <sherd/train.h>
 
 using namespace sherd;
 

@@ -1,0 +1,20 @@
+#pragma once
+// Sharding a model over ranks, and what saves memory beside it.
+#include <sherd/nn.h>
+
+// How a training is spread over its ranks, as one value, and a model that it is applied to.
+#include "nn/plan/apply.h"
+
+// fully_shard, parallelize (tensor parallelism), and what saves memory beside them.
+#include "nn/offload_activations.h"
+#include "nn/parallel/extensions/int8_gather.h"
+#include "nn/parallel/extensions/int8_reduce.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
+#include "nn/parallel/shard/wrap/no_sync.h"
+#include "nn/parallel/shard/wrap/pending_gradients.h"
+#include "nn/parallel/shard/wrap/print_units.h"
+#include "nn/parallel/shard/wrap/summon.h"
+#include "nn/parallel/shard/wrap/unit_rules.h"
+#include "nn/parallel/style.h"
+#include "nn/parallel/tensor_parallel.h"
+#include "nn/recompute.h"
