@@ -1,7 +1,7 @@
 // Collectives on host memory. They run on the rank's queue "collective", so a result is waited for where it is first
-// touched. Groups move dense parts; a dim that is not the outermost is cut across the memory:
+// touched. A dim that is not the outermost is cut across the memory:
 //
-//   x [outer, n, inner]    | part 0 | part 1 |      long lines: a list of `outer` tensors, moved where they lie
+//   x [outer, n, inner]    | part 0 | part 1 |      long lines: a tensor of `outer` blocks, moved where they lie
 //                          | part 0 | part 1 |      short ones: packed part by part, [part][outer, its n, inner]
 #include <algorithm>
 #include <cstring>
@@ -22,13 +22,18 @@ namespace {
 
 using comm::CommOp;
 
-// An element of a list costs about 100 ns, as much as one more copy of this many bytes: gathers of 3 MB between two
-// processes take 0.48 ms listed and 0.59 ms packed with lines of 2 KB, 0.70 and 0.64 ms with lines of 512 bytes.
-constexpr std::int64_t kListedBytes = 2048;
+// A line costs about 100 ns, as much as one more copy of this many bytes: gathers of 3 MB between two processes take
+// 0.48 ms line by line and 0.59 ms packed with lines of 2 KB, 0.70 and 0.64 ms with lines of 512 bytes.
+constexpr std::int64_t kLineBytes = 2048;
 
 using Counts = std::vector<std::int64_t>;
 
-bool is_listed(const Cut& cut) { return cut.outer == 1 || cut.line_bytes() >= cut.parts * kListedBytes; }
+std::int64_t blocks_of(const Cut& cut) { return std::max<std::int64_t>(cut.outer, 1); }
+
+/// Bytes to pack a tensor in, 0 if it is moved where it lies.
+std::int64_t packed_bytes(const Cut& cut) {
+  return cut.outer == 1 || cut.line_bytes() >= cut.parts * kLineBytes ? 0 : cut.bytes();
+}
 
 const Tensor& dense_input(const KernelCall& call) {
   check(call.in[0].is_contiguous(), "{} needs a dense tensor, got {} with strides {}", call.op.name, call.in[0],
@@ -127,49 +132,33 @@ Cut cut_along(const KernelCall& call, const Tensor& whole, int dim) {
 }
 
 void all_gather(const KernelCall& call) {
-  HostGroup& group = lane(call);
   const Tensor& x = dense_input(call);
   const Cut cut = cut_along(call, call.out[0], call.attrs.as<CollectiveAttrs>().dim);
-  const bool listed = is_listed(cut);
-  const Ref<Storage> scratch = take_scratch(listed ? 0 : cut.bytes());
-  std::byte* blocks = scratch ? scratch->address() : nullptr;
-  const auto gather = [&group, cut, listed, blocks, counts = listed ? cut.line_counts() : cut.block_counts(),
-                       out = address(call.out[0]), from = address(x), dtype = x.dtype()] {
-    std::vector<GatherPart> parts;
-    if (listed) {
-      const std::int64_t own = cut.line(group.rank()) * cut.size;
-      for (std::int64_t o = 0; o < cut.outer; ++o)
-        parts.push_back({out + o * cut.line_bytes(), dtype, counts, from == out ? nullptr : from + o * own, dtype});
-    } else {
-      parts.push_back({blocks, dtype, counts, from, dtype});
-    }
-    group.all_gather(parts);
-    if (!listed) unpack(cut, blocks, out);
+  const Ref<Storage> scratch = take_scratch(packed_bytes(cut));
+  const auto gather = [&group = lane(call), cut, packed = scratch ? scratch->address() : nullptr, counts = cut.counts(),
+                       from = address(x), out = address(call.out[0]), dtype = x.dtype()] {
+    const GatherPart part{packed ? packed : out, dtype, counts, from, dtype, packed ? 1 : blocks_of(cut)};
+    group.all_gather({&part, 1});
+    if (packed) unpack(cut, packed, out);
   };
   submit(CommOp::all_gather, call, gather, {&scratch, 1});
 }
 
 void reduce_scatter(const KernelCall& call) {
-  HostGroup& group = lane(call);
   const Tensor& x = dense_input(call);
   const auto& attrs = call.attrs.as<CollectiveAttrs>();
   const Cut cut = cut_along(call, x, attrs.dim);
-  const bool listed = is_listed(cut);
-  const Ref<Storage> scratch = take_scratch(listed ? 0 : cut.bytes());
-  std::byte* blocks = scratch ? scratch->address() : nullptr;
-  const auto reduce = [&group, cut, listed, blocks, counts = listed ? cut.line_counts() : cut.block_counts(),
+  const Ref<Storage> scratch = take_scratch(packed_bytes(cut));
+  const auto reduce = [&group = lane(call), cut, packed = scratch ? scratch->address() : nullptr, counts = cut.counts(),
                        from = address(x), out = address(call.out[0]), dtype = x.dtype(),
                        kind = static_cast<ReduceKind>(attrs.kind)] {
-    std::vector<ScatterPart> parts;
-    if (listed) {
-      const std::int64_t own = cut.line(group.rank()) * cut.size;
-      for (std::int64_t o = 0; o < cut.outer; ++o)
-        parts.push_back({from + o * cut.line_bytes(), out + o * own, dtype, counts});
-    } else {
-      pack(cut, from, blocks);
-      parts.push_back({blocks, out, dtype, counts});
-    }
-    group.reduce_scatter(parts, {.kind = kind});
+    if (packed) pack(cut, from, packed);
+    const ScatterPart part{.in = packed ? packed : from,
+                           .out = out,
+                           .dtype = dtype,
+                           .counts = counts,
+                           .blocks = packed ? 1 : blocks_of(cut)};
+    group.reduce_scatter({&part, 1}, {.kind = kind});
   };
   submit(CommOp::reduce_scatter, call, reduce, {&scratch, 1});
 }
@@ -187,7 +176,7 @@ void all_to_all(const KernelCall& call) {
                      packed = scratch[0] ? scratch[0]->address() : nullptr,
                      received = scratch[1] ? scratch[1]->address() : nullptr, dtype = x.dtype()] {
     if (packed) pack(split, from, packed);
-    const Counts in_counts = split.block_counts(), out_counts = joined.block_counts();
+    const Counts in_counts = split.counts(), out_counts = joined.counts();
     const SwapPart part{packed ? packed : from, received ? received : out, dtype, in_counts, out_counts};
     group.all_to_all({&part, 1});
     if (received) unpack(joined, received, out);

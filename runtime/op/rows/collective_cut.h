@@ -22,19 +22,16 @@ struct Cut {
   std::int64_t first(int rank) const { return chunk_begin(n, parts, rank) * inner; }
   std::int64_t line(int rank) const { return chunk_size(n, parts, rank) * inner; }
   std::int64_t line_bytes() const { return n * inner * size; }
-  std::vector<std::int64_t> line_counts() const { return counts_of(1); }
-  std::vector<std::int64_t> block_counts() const { return counts_of(outer); }
+  /// Elements of each rank.
+  std::vector<std::int64_t> counts() const {
+    std::vector<std::int64_t> counts;
+    for (int r = 0; r < parts; ++r) counts.push_back(outer * line(r));
+    return counts;
+  }
   std::int64_t bytes() const { return outer * line_bytes(); }
 
   std::int64_t outer = 1, n, inner = 1, size;
   int parts;
-
- private:
-  std::vector<std::int64_t> counts_of(std::int64_t lines) const {
-    std::vector<std::int64_t> counts;
-    for (int r = 0; r < parts; ++r) counts.push_back(lines * line(r));
-    return counts;
-  }
 };
 
 /// The kernel of the collective rows on devices: a copy in groups of one rank, else queued on the device's queue

@@ -84,17 +84,16 @@ void run_over_ranks(const KernelCall& call) {
   if (&call.op == &op::all_gather) {
     const Cut cut = cut_of(out, attrs.dim);
     const Tensor to = cut.outer == 1 ? out : blocks_like(out);
-    issue(call, {.op = CommOp::all_gather, .parts = {{.counts = cut.block_counts()}}}, x, to);
+    issue(call, {.op = CommOp::all_gather, .parts = {{.counts = cut.counts()}}}, x, to);
     if (cut.outer != 1) unpack(call, cut, to, out);
   } else if (&call.op == &op::reduce_scatter) {
     const Cut cut = cut_of(x, attrs.dim);
-    issue(call, {.op = CommOp::reduce_scatter, .parts = {{.counts = cut.block_counts()}}, .reduction = reduction},
+    issue(call, {.op = CommOp::reduce_scatter, .parts = {{.counts = cut.counts()}}, .reduction = reduction},
           cut.outer == 1 ? x : packed(call, cut, x), out);
   } else if (&call.op == &op::all_to_all) {
     const Cut split = cut_of(x, attrs.split_dim), joined = cut_of(out, attrs.dim);
     const Tensor to = joined.outer == 1 && x.storage() != out.storage() ? out : blocks_like(out);
-    issue(call,
-          {.op = CommOp::all_to_all, .parts = {{.counts = split.block_counts(), .out_counts = joined.block_counts()}}},
+    issue(call, {.op = CommOp::all_to_all, .parts = {{.counts = split.counts(), .out_counts = joined.counts()}}},
           split.outer == 1 ? x : packed(call, split, x), to);
     if (to.storage() != out.storage()) unpack(call, joined, to, out);
   } else if (&call.op == &op::all_reduce) {
