@@ -23,8 +23,7 @@ Hashes gather(ProcessGroup& group, const Hashes& own, const std::vector<std::int
   }
   Hashes result(static_cast<std::size_t>(all));
   std::copy(own.begin(), own.end(), result.begin() + before);
-  const GatherPart part{result.data(), DType::i64, counts};
-  group.host().all_gather({&part, 1});
+  group.host().all_gather({in_place(result.data(), DType::i64, counts)});
   return result;
 }
 

@@ -70,9 +70,12 @@ void check_gather(HostGroup& group, const Cut& cut) {
   for (int r = 0; r < group.size(); ++r)
     for (std::int64_t i = 0; i < cut.blocks * cut.run(r); ++i)
       expected[static_cast<std::size_t>(cut.place(r, i))] = static_cast<T>(value(r, i));
-  const std::vector<std::int64_t> counts = cut.counts();
-  const GatherPart part{full.data(), dtype_of<T>, counts, source.data(), DType::f32, cut.blocks};
-  group.all_gather({&part, 1});
+  const CollectivePart part{.in = {source.data()},
+                            .out = {full.data()},
+                            .counts = cut.counts(),
+                            .out_dtype = dtype_of<T>,
+                            .blocks = cut.blocks};
+  group.all_gather({part});
   EXPECT_EQ(full, expected) << cut.blocks << " blocks of " << cut.block() << " on rank " << me << " of "
                             << group.size();
 }
@@ -89,14 +92,9 @@ void check_scatter(HostGroup& group, const Cut& cut, bool accumulate) {
     float& to = expected[static_cast<std::size_t>(i)];
     to = accumulate ? to + sum * 0.5f : sum * 0.5f;
   }
-  const std::vector<std::int64_t> counts = cut.counts();
-  const ScatterPart part{.in = in.data(),
-                         .out = out.data(),
-                         .dtype = DType::f32,
-                         .counts = counts,
-                         .accumulate = accumulate,
-                         .blocks = cut.blocks};
-  group.reduce_scatter({&part, 1}, {.scale = 0.5});
+  const CollectivePart part{
+      .in = {in.data()}, .out = {out.data()}, .counts = cut.counts(), .accumulate = accumulate, .blocks = cut.blocks};
+  group.reduce_scatter({part}, {.scale = 0.5});
   EXPECT_EQ(out, expected) << cut.blocks << " blocks of " << cut.block() << " on rank " << me << " of " << group.size();
 }
 
@@ -171,10 +169,10 @@ TEST_P(Blocks, AreQueuedLikeOthers) {
 
 TEST_P(Blocks, RanksThatDisagreeAreTold) {
   const std::vector<std::string> messages = GetParam().run(2, [](HostGroup& group) {
-    const std::vector<std::int64_t> counts{4, 4};
     std::vector<float> source(4), full(8);
-    const GatherPart part{full.data(), DType::f32, counts, source.data(), DType::f32, group.rank() == 0 ? 2 : 4};
-    group.all_gather({&part, 1});
+    const CollectivePart part{
+        .in = {source.data()}, .out = {full.data()}, .counts = {4, 4}, .blocks = group.rank() == 0 ? 2 : 4};
+    group.all_gather({part});
   });
   for (const std::string& message : messages) {
     EXPECT_NE(message.find("f32 in 2 blocks x 4,4"), std::string::npos) << message;

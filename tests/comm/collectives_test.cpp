@@ -93,16 +93,14 @@ void check_moves(HostGroup& group, const std::vector<std::int64_t>& counts) {
   for (int r = 0; r < n; ++r)
     for (std::int64_t i = start_of(counts, r); i < start_of(counts, r + 1); ++i) expected[i] = value<T>(r, i);
   for (std::int64_t i = first; i < start_of(counts, me + 1); ++i) gathered[i] = value<T>(me, i);
-  const GatherPart part{gathered.data.get(), dtype_of<T>, counts};
-  group.all_gather(std::span(&part, 1));
+  group.all_gather({in_place(gathered.data.get(), dtype_of<T>, counts)});
   EXPECT_EQ(gathered, expected) << "all_gather of " << total << " " << name(dtype_of<T>) << " on rank " << me << " of "
                                 << n;
 
   const int root = static_cast<int>(total % n);
   Buffer<T> sent(total), received(total);
   for (std::int64_t i = 0; i < total; ++i) sent[i] = value<T>(root, i), received[i] = value<T>(me, i);
-  const FlatPart flat{received.data.get(), dtype_of<T>, total};
-  group.broadcast(std::span(&flat, 1), root);
+  group.broadcast({in_place(received.data.get(), dtype_of<T>, total)}, root);
   EXPECT_EQ(received, sent) << "broadcast of " << total << " " << name(dtype_of<T>) << " on rank " << me << " of " << n;
 }
 
@@ -115,16 +113,15 @@ void check_reductions(HostGroup& group, const std::vector<std::int64_t>& counts,
     input[i] = all[i] = value<T>(me, i);
     expected[i] = reduced<T>(n, i, options.kind, options.scale);
   }
-  const FlatPart flat{all.data.get(), dtype_of<T>, total};
-  group.all_reduce(std::span(&flat, 1), options);
+  group.all_reduce({in_place(all.data.get(), dtype_of<T>, total)}, options);
   EXPECT_EQ(all, expected) << "all_reduce " << name(options.kind) << " of " << total << " " << name(dtype_of<T>)
                            << " on " << n << " ranks";
 
   const std::int64_t own = counts[static_cast<std::size_t>(me)];
   Buffer<T> mine(own), mine_expected(own);
   for (std::int64_t i = 0; i < own; ++i) mine_expected[i] = expected[first + i];
-  const ScatterPart part{input.data.get(), mine.data.get(), dtype_of<T>, counts};
-  group.reduce_scatter(std::span(&part, 1), options);
+  const CollectivePart part{.in = {input.data.get()}, .out = {mine.data.get()}, .dtype = dtype_of<T>, .counts = counts};
+  group.reduce_scatter({part}, options);
   EXPECT_EQ(mine, mine_expected) << "reduce_scatter " << name(options.kind) << " of " << total << " "
                                  << name(dtype_of<T>) << " on " << n << " ranks";
 }
@@ -197,8 +194,7 @@ TEST_P(Collectives, ReducesWithEveryKindAndScale) {
 TEST_P(Collectives, Bf16AccumulatesInF32AndRoundsOnce) {
   expect_fine(4, [](HostGroup& group) {
     bf16 x(group.rank() == 0 ? 256.0f : 1.0f);
-    const FlatPart part{&x, DType::bf16, 1};
-    group.all_reduce(std::span(&part, 1), {});
+    group.all_reduce({in_place(&x, DType::bf16, 1)}, {});
     EXPECT_EQ(static_cast<float>(x), 260.0f);
   });
 }
@@ -208,8 +204,7 @@ TEST_P(Collectives, NanOfAnyRankIsTheMaximumAndTheMinimum) {
     expect_fine(3, [&](HostGroup& group) {
       for (const ReduceKind kind : {ReduceKind::max, ReduceKind::min}) {
         float x = group.rank() == culprit ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(group.rank());
-        const FlatPart part{&x, DType::f32, 1};
-        group.all_reduce(std::span(&part, 1), {.kind = kind});
+        group.all_reduce({in_place(&x, DType::f32, 1)}, {.kind = kind});
         EXPECT_TRUE(std::isnan(x)) << name(kind);
       }
     });
@@ -219,8 +214,7 @@ TEST_P(Collectives, NanOfAnyRankIsTheMaximumAndTheMinimum) {
 TEST_P(Collectives, IntegersWrapExactly) {
   expect_fine(2, [](HostGroup& group) {
     std::int64_t x = group.rank() == 0 ? std::numeric_limits<std::int64_t>::max() : 1;
-    const FlatPart part{&x, DType::i64, 1};
-    group.all_reduce(std::span(&part, 1), {});
+    group.all_reduce({in_place(&x, DType::i64, 1)}, {});
     EXPECT_EQ(x, std::numeric_limits<std::int64_t>::min());
   });
 }
@@ -235,11 +229,10 @@ TEST_P(Collectives, ReduceScatterWritesInsideItsInputAndAccumulates) {
       Buffer<float> in(total), apart(count);
       for (std::int64_t i = 0; i < total; ++i) in[i] = value<float>(me, i);
       for (std::int64_t i = 0; i < count; ++i) apart[i] = 100.0f;
-      const ScatterPart parts[] = {{in.data.get(), apart.data.get(), DType::f32, counts, true},
-                                   {in.data.get(), in.data.get() + first, DType::f32, counts, false}};
       // In one list the second part overwrites what the first one reads, so these are two calls.
-      group.reduce_scatter(std::span(&parts[0], 1), {});
-      group.reduce_scatter(std::span(&parts[1], 1), {});
+      group.reduce_scatter({{.in = {in.data.get()}, .out = {apart.data.get()}, .counts = counts, .accumulate = true}},
+                           {});
+      group.reduce_scatter({{.in = {in.data.get()}, .out = {in.data.get() + first}, .counts = counts}}, {});
       for (std::int64_t i = 0; i < count; ++i) {
         const float sum = reduced<float>(3, first + i, ReduceKind::sum);
         ASSERT_EQ(apart[i], 100.0f + sum) << i;
@@ -263,11 +256,8 @@ TEST_P(Collectives, GroupedListsMixTypesAndEmptyTensorsInOneLaunch) {
         for (std::int64_t i = start_of(split, me); i < start_of(split, me + 1); ++i) buffer[i] = value<T>(me, i);
       };
       fill(a, counts[0]), fill(b, counts[2]), fill(c, counts[3]);
-      const GatherPart gather[] = {{a.data.get(), DType::f32, counts[0]},
-                                   {nullptr, DType::f32, counts[1]},
-                                   {b.data.get(), DType::bf16, counts[2]},
-                                   {c.data.get(), DType::u8, counts[3]}};
-      group.all_gather(gather);
+      group.all_gather({in_place(a.data.get(), DType::f32, counts[0]), in_place(nullptr, DType::f32, counts[1]),
+                        in_place(b.data.get(), DType::bf16, counts[2]), in_place(c.data.get(), DType::u8, counts[3])});
       const auto is_gathered = [&](auto& buffer, const std::vector<std::int64_t>& split) {
         using T = std::remove_reference_t<decltype(buffer[0])>;
         for (int r = 0; r < 4; ++r)
@@ -283,8 +273,8 @@ TEST_P(Collectives, GroupedListsMixTypesAndEmptyTensorsInOneLaunch) {
       Buffer<double> y(5);
       for (std::int64_t i = 0; i < 3 * scale + 1; ++i) x[i] = value<float>(me, i);
       for (std::int64_t i = 0; i < 5; ++i) y[i] = value<double>(me, i);
-      const FlatPart flat[] = {{x.data.get(), DType::f32, 3 * scale + 1}, {y.data.get(), DType::f64, 5}};
-      group.all_reduce(flat, {.kind = ReduceKind::avg});
+      group.all_reduce({in_place(x.data.get(), DType::f32, 3 * scale + 1), in_place(y.data.get(), DType::f64, 5)},
+                       {.kind = ReduceKind::avg});
       for (std::int64_t i = 0; i < 3 * scale + 1; ++i) ASSERT_EQ(x[i], reduced<float>(4, i, ReduceKind::avg));
       for (std::int64_t i = 0; i < 5; ++i) ASSERT_EQ(y[i], reduced<double>(4, i, ReduceKind::avg));
       EXPECT_EQ(group.counts().all_gather.calls, 1);
@@ -297,14 +287,13 @@ TEST_P(Collectives, CountsLaunchesAndFullBuffers) {
   expect_fine(2, [](HostGroup& group) {
     std::vector<float> a(10), b(6), out(4);
     const std::vector<std::int64_t> ten{7, 3}, six{2, 4}, none{0, 0};
-    const GatherPart gather[] = {{a.data(), DType::f32, ten}, {b.data(), DType::f32, six}};
-    group.all_gather(gather);
-    const ScatterPart scatter{b.data(), out.data(), DType::f32, six};
-    group.reduce_scatter(std::span(&scatter, 1), {});
-    const FlatPart flat{a.data(), DType::f32, 10};
-    group.all_reduce(std::span(&flat, 1), {});
-    group.broadcast(std::span(&flat, 1), 1);
-    group.broadcast(std::span(&flat, 1), 0);
+    group.all_gather({in_place(a.data(), DType::f32, ten), in_place(b.data(), DType::f32, six)});
+    const CollectivePart scatter{.in = {b.data()}, .out = {out.data()}, .counts = six};
+    group.reduce_scatter({scatter}, {});
+    const CollectivePart flat = in_place(a.data(), DType::f32, 10);
+    group.all_reduce({flat}, {});
+    group.broadcast({flat}, 1);
+    group.broadcast({flat}, 0);
     group.barrier();
     const CommCounts& counts = group.counts();
     EXPECT_EQ(counts.all_gather.calls, 1);
@@ -342,8 +331,7 @@ TEST(SingleGroup, ScalesAndMovesNothing) {
   const std::shared_ptr<ProcessGroup> group = make_single_group();
   EXPECT_EQ(group->size(), 1);
   std::vector<float> x{1, 2, 3};
-  const FlatPart part{x.data(), DType::f32, 3};
-  group->host().all_reduce(std::span(&part, 1), {.kind = ReduceKind::avg, .scale = 0.5});
+  group->host().all_reduce({in_place(x.data(), DType::f32, 3)}, {.kind = ReduceKind::avg, .scale = 0.5});
   EXPECT_EQ(x, (std::vector<float>{0.5f, 1.0f, 1.5f}));
   EXPECT_EQ(group->host().counts().all_reduce.bytes, 12);
   group->abort("stop");

@@ -16,27 +16,23 @@ using ::testing::Not;
 
 void gather(HostGroup& group, const std::vector<std::int64_t>& counts, DType dtype = DType::f32) {
   std::vector<double> data(20000);
-  const GatherPart part{data.data(), dtype, counts};
-  group.all_gather(std::span(&part, 1));
+  group.all_gather({in_place(data.data(), dtype, counts)});
 }
 
 void reduce(HostGroup& group, std::int64_t count, ReduceOptions options = {}, DType dtype = DType::f32) {
   std::vector<double> data(20000);
-  const FlatPart part{data.data(), dtype, count};
-  group.all_reduce(std::span(&part, 1), options);
+  group.all_reduce({in_place(data.data(), dtype, count)}, options);
 }
 
 void send(HostGroup& group, int root) {
   float x = 0;
-  const FlatPart part{&x, DType::f32, 1};
-  group.broadcast(std::span(&part, 1), root);
+  group.broadcast({in_place(&x, DType::f32, 1)}, root);
 }
 
 /// The group can be used: the sum of ranks is right.
 void expect_works(HostGroup& group) {
   auto x = static_cast<float>(group.rank());
-  const FlatPart part{&x, DType::f32, 1};
-  group.all_reduce(std::span(&part, 1), {});
+  group.all_reduce({in_place(&x, DType::f32, 1)}, {});
   EXPECT_EQ(x, static_cast<float>(group.size() * (group.size() - 1) / 2));
 }
 
@@ -98,9 +94,9 @@ TEST_P(Failures, ThreeDifferentCallsAreAllNamed) {
 TEST_P(Failures, LongListsThatDifferAtTheEndAreRefused) {
   run(2, [](HostGroup& group) {
     std::vector<float> data(400);
-    std::vector<FlatPart> parts;
-    for (std::size_t i = 0; i < 400; ++i) parts.push_back({&data[i], DType::f32, 1});
-    if (group.rank() == 1) parts.back().count = 0;
+    std::vector<CollectivePart> parts;
+    for (std::size_t i = 0; i < 400; ++i) parts.push_back(in_place(&data[i], DType::f32, 1));
+    if (group.rank() == 1) parts.back().counts[0] = 0;
     const std::string error = error_of([&] { group.all_reduce(parts, {}); });
     EXPECT_THAT(error, AllOf(HasSubstr("more sum]"), HasSubstr("differ in the part of the list that is not shown")));
     EXPECT_LT(error.size(), 900U);
@@ -110,8 +106,7 @@ TEST_P(Failures, LongListsThatDifferAtTheEndAreRefused) {
 TEST_P(Failures, NothingIsTouchedWhenRanksDisagree) {
   run(2, [](HostGroup& group) {
     std::vector<float> data(9000, static_cast<float>(group.rank()));
-    const FlatPart part{data.data(), DType::f32, group.rank() == 0 ? 8999 : 9000};
-    EXPECT_THROW(group.all_reduce(std::span(&part, 1), {}), CommError);
+    EXPECT_THROW(group.all_reduce({in_place(data.data(), DType::f32, group.rank() == 0 ? 8999 : 9000)}, {}), CommError);
     EXPECT_EQ(data, std::vector<float>(9000, static_cast<float>(group.rank())));
     EXPECT_EQ(group.counts().all_reduce.calls, 0);
   });
@@ -243,11 +238,9 @@ TEST_P(Failures, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
     refused([&] { reduce(group, 1, {.kind = ReduceKind::avg}, DType::i64); }, "avg times 1 of i64 is not exact");
     refused([&] { reduce(group, 1, {.scale = 0.5}, DType::i32); }, "sum times 0.5 of i32 is not exact");
     refused([&] { reduce(group, 1, {}, DType::boolean); }, "sum of bool is not defined");
-    const FlatPart null_part{nullptr, DType::f32, 1};
-    refused([&] { group.all_reduce(std::span(&null_part, 1), {}); }, "the data pointer is null");
-    const ScatterPart scatter{&x, group.rank() == 0 ? nullptr : &x, DType::f32, one};
-    if (group.rank() == 0)
-      refused([&] { group.reduce_scatter(std::span(&scatter, 1), {}); }, "the data pointer is null");
+    refused([&] { group.all_reduce({in_place(nullptr, DType::f32, 1)}, {}); }, "the data pointer is null");
+    const CollectivePart scatter{.in = {&x}, .out = {group.rank() == 0 ? nullptr : &x}, .counts = one};
+    if (group.rank() == 0) refused([&] { group.reduce_scatter({scatter}, {}); }, "the data pointer is null");
     EXPECT_EQ(group.counts().all_reduce.calls, 0);
     group.reset();
     expect_works(group);
@@ -286,8 +279,7 @@ TEST_P(Failures, AbortInTheMiddleOfLargeCallsIsSafe) {
         for (int call = 0; call < 1000; ++call) {
           if (group.rank() == 0 && call == round % 5) group.abort("enough");
           auto data = std::make_unique<float[]>(30000);
-          const FlatPart part{data.get(), DType::f32, 30000};
-          group.all_reduce(std::span(&part, 1), {});
+          group.all_reduce({in_place(data.get(), DType::f32, 30000)}, {});
         }
       });
       ASSERT_THAT(error, HasSubstr("rank 0 aborted the group: enough"));

@@ -38,17 +38,16 @@ TEST(GhostGroup, AgreesWithItself) {
 TEST(GhostGroup, GathersFromASourceAndKeepsWhatAllRanksShare) {
   const RankScope rank("", kGhost);
   const auto group = make_ghost_group(1, 3);
-  const std::array<std::int64_t, 3> counts{2, 2, 2};
-  const std::array<float, 2> own{7, 8};
+  std::array<float, 2> own{7, 8};
   std::array<float, 6> all{};
-  const GatherPart part{all.data(), DType::f32, counts, own.data(), DType::f32};
-  group->host().all_gather({&part, 1});
+  const CollectivePart part{.in = {own.data()}, .out = {all.data()}, .counts = {2, 2, 2}};
+  group->host().all_gather({part});
   EXPECT_EQ(all, (std::array<float, 6>{7, 8, 7, 8, 7, 8}));
   double value = 3;
-  const FlatPart flat{&value, DType::f64, 1};
+  const CollectivePart flat = in_place(&value, DType::f64, 1);
   for (const ReduceKind kind : {ReduceKind::max, ReduceKind::min, ReduceKind::avg})
-    group->host().all_reduce({&flat, 1}, {.kind = kind});
-  group->host().broadcast({&flat, 1}, 2);
+    group->host().all_reduce({flat}, {.kind = kind});
+  group->host().broadcast({flat}, 2);
   EXPECT_EQ(value, 3);
 }
 
@@ -62,10 +61,9 @@ TEST(GhostGroup, RefusesWhatNeedsOtherRanksByName) {
   expect_error([&] { group->host().all_to_all({}); }, {"all_to_all"});
   expect_error([&] { group->host().send({}, 1); }, {"send"});
   expect_error([&] { group->host().recv({}, 1); }, {"recv"});
-  const std::array<std::int64_t, 2> uneven{1, 2};
   std::array<float, 3> data{};
-  const GatherPart part{data.data(), DType::f32, uneven};
-  expect_error([&] { group->host().all_gather({&part, 1}); }, {"all_gather of unequal parts"});
+  expect_error([&] { group->host().all_gather({in_place(data.data(), DType::f32, {1, 2})}); },
+               {"all_gather of unequal parts"});
   expect_error([&] { group->host().lane(HostGroup::kNumLanes); }, {"lane 6"});
   expect_error([] { make_ghost_group(2, 2); }, {"rank 2", "2 ranks"});
 }

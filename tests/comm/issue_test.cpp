@@ -288,7 +288,7 @@ TEST_P(Issue, AWholeCallMeetsASplitOne) {
   run(2, [](HostGroup& group) {
     const Tensor shard = full({4}, group.rank() + 1.0), gathered = zeros({8});
     for (int round = 0; round < 10; ++round) {
-      if (group.rank() == round % 2) comm::run_on_host(group.lane(kGatherQueue), gather_of(shard, gathered, 2));
+      if (group.rank() == round % 2) group.lane(kGatherQueue).run(gather_of(shard, gathered, 2));
       else issue_gather(group, shard, gathered);
       EXPECT_EQ(gathered.to_vector<float>()[7], 2);
       fill_into(gathered, 0);

@@ -19,8 +19,7 @@ using ::testing::HasSubstr;
 
 /// Sum over ranks of `x` through any lane.
 std::int64_t sum(HostGroup& lane, std::int64_t x) {
-  const FlatPart part{&x, DType::i64, 1};
-  lane.all_reduce(std::span(&part, 1), {});
+  lane.all_reduce({in_place(&x, DType::i64, 1)}, {});
   return x;
 }
 
@@ -82,8 +81,7 @@ TEST_P(Lanes, MoveLargeDataAtTheSameTime) {
       std::vector<std::int64_t> data(3 * kCount), counts(3, kCount);
       for (int round = 0; round < 5; ++round) {
         std::fill_n(data.begin() + group.rank() * kCount, kCount, group.rank() * 100 + lane * 10 + round);
-        const GatherPart part{data.data(), DType::i64, counts};
-        group.lane(lane).all_gather(std::span(&part, 1));
+        group.lane(lane).all_gather({in_place(data.data(), DType::i64, counts)});
         for (int rank = 0; rank < 3; ++rank)
           EXPECT_EQ(std::count(data.begin() + rank * kCount, data.begin() + (rank + 1) * kCount,
                                rank * 100 + lane * 10 + round),

@@ -250,8 +250,8 @@ TEST(Life, RanksThatWaitForEachOtherAreNamed) {
     Told told({"wait for each other"}, nullptr);
     const auto group = make_shm_group(store, rank, 2, {.look = 500ms, .notice = told.notice()});
     const float x = 1;
-    FlatPart part{const_cast<float*>(&x), DType::f32, 1};
-    const std::string error = failure_of([&] { group->host().send({&part, 1}, 1 - rank); });
+    const std::string error =
+        failure_of([&] { group->host().send({in_place(const_cast<float*>(&x), DType::f32, 1)}, 1 - rank); });
     EXPECT_THAT(error,
                 AllOf(HasSubstr("rank 0 waits for rank 1 in send #1 to rank 1"), HasSubstr("rank 1 waits for ")));
     EXPECT_THAT(told.text(),

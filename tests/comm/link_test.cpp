@@ -56,9 +56,9 @@ TEST_P(ShapedGroups, ACollectiveTakesAsLongAsTheLinkSays) {
     group.shape_link({.bytes_per_second = 10e6, .seconds = 1e-3});
     std::vector<float> data(22'500);
     const std::vector<std::int64_t> counts(3, 7'500);
-    const GatherPart part{data.data(), DType::f32, counts};
+    const CollectivePart part = in_place(data.data(), DType::f32, counts);
     const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < 2; ++i) group.lane(i).all_gather(std::span(&part, 1));
+    for (int i = 0; i < 2; ++i) group.lane(i).all_gather({part});
     EXPECT_GE(std::chrono::steady_clock::now() - start, milliseconds(16)) << "lanes share the link";
     EXPECT_GE(group.counts().seconds, 0.016);
   });

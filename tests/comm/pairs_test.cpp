@@ -13,14 +13,12 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 void send(HostGroup& group, std::vector<float> data, int to) {
-  const FlatPart part{data.data(), DType::f32, static_cast<std::int64_t>(data.size())};
-  group.send(std::span(&part, 1), to);
+  group.send({in_place(data.data(), DType::f32, static_cast<std::int64_t>(data.size()))}, to);
 }
 
 std::vector<float> recv(HostGroup& group, std::size_t count, int from) {
   std::vector<float> data(count);
-  const FlatPart part{data.data(), DType::f32, static_cast<std::int64_t>(count)};
-  group.recv(std::span(&part, 1), from);
+  group.recv({in_place(data.data(), DType::f32, static_cast<std::int64_t>(count))}, from);
   return data;
 }
 
@@ -62,7 +60,8 @@ TEST_P(Pairs, MoveListsOfMixedTypes) {
     std::vector<std::int64_t> b(3);
     bool c = false;
     if (group.rank() == 0) a = numbers(5000, 1), b = {4, 5, 6}, c = true;
-    const FlatPart parts[] = {{a.data(), DType::f32, 5000}, {b.data(), DType::i64, 3}, {&c, DType::boolean, 1}};
+    const std::vector<CollectivePart> parts{in_place(a.data(), DType::f32, 5000), in_place(b.data(), DType::i64, 3),
+                                            in_place(&c, DType::boolean, 1)};
     if (group.rank() == 0) group.send(parts, 1);
     else group.recv(parts, 0);
     EXPECT_EQ(a, numbers(5000, 1));
@@ -138,9 +137,9 @@ void check_swap(HostGroup& group, Counts&& counts) {
   std::vector<float> out(expected.size());
   std::vector<std::int64_t> tags(static_cast<std::size_t>(n), me), seen(static_cast<std::size_t>(n), -1);
   const std::vector<std::int64_t> ones(static_cast<std::size_t>(n), 1);
-  const SwapPart parts[] = {{in.data(), out.data(), DType::f32, in_counts, out_counts},
-                            {tags.data(), seen.data(), DType::i64, ones, ones}};
-  group.all_to_all(parts);
+  group.all_to_all(
+      {{.in = {in.data()}, .out = {out.data()}, .counts = in_counts, .out_counts = out_counts},
+       {.in = {tags.data()}, .out = {seen.data()}, .dtype = DType::i64, .counts = ones, .out_counts = ones}});
   EXPECT_EQ(out, expected);
   for (int peer = 0; peer < n; ++peer) EXPECT_EQ(seen[static_cast<std::size_t>(peer)], peer);
 }
@@ -163,8 +162,11 @@ TEST_P(Pairs, AllToAllNamesCountsThatDoNotFit) {
     std::vector<float> in(8), out(8);
     const std::vector<std::int64_t> in_counts{1, 5}, out_counts{1, group.rank() == 1 ? 5 : 4};
     const std::vector<std::int64_t> from_first{group.rank() == 1 ? 4 : 1, 5};
-    const SwapPart part{in.data(), out.data(), DType::f32, in_counts, group.rank() == 1 ? from_first : out_counts};
-    const std::string error = error_of([&] { group.all_to_all(std::span(&part, 1)); });
+    const CollectivePart part{.in = {in.data()},
+                              .out = {out.data()},
+                              .counts = in_counts,
+                              .out_counts = group.rank() == 1 ? from_first : out_counts};
+    const std::string error = error_of([&] { group.all_to_all({part}); });
     EXPECT_THAT(error, ::testing::AnyOf(HasSubstr("rank 0 sends 5 elements of tensor 0 to rank 1, which expects 4"),
                                         HasSubstr("rank 1 sends 1 elements of tensor 0 to rank 0, which expects 4")));
   });

@@ -68,8 +68,9 @@ void check_gather(HostGroup& group, const std::vector<std::int64_t>& counts, boo
   for (int r = 0; r < group.size(); ++r)
     for (std::int64_t i = 0; i < counts[static_cast<std::size_t>(r)]; ++i)
       expected.push_back(convert<T>(convert<S>(value(r, i))));
-  const GatherPart part{full.data(), dtype_of<T>, counts, source, dtype_of<S>};
-  group.all_gather(std::span(&part, 1));
+  const CollectivePart part{
+      .in = {source}, .out = {full.data()}, .dtype = dtype_of<S>, .counts = counts, .out_dtype = dtype_of<T>};
+  group.all_gather({part});
   EXPECT_EQ(differs(full.data(), expected), "")
       << name(dtype_of<T>) << " from " << name(dtype_of<S>) << ", " << total << " elements, rank " << me;
 }
@@ -96,8 +97,14 @@ void check_scatter(HostGroup& group, const std::vector<std::int64_t>& counts, bo
     if (!std::is_same_v<W, U>) sum = convert<float>(convert<W>(sum));
     expected.push_back(convert<U>(accumulate ? 100.0f + sum : sum));
   }
-  const ScatterPart part{in, out.data(), dtype_of<T>, counts, accumulate, dtype_of<W>, dtype_of<U>};
-  group.reduce_scatter(std::span(&part, 1), {.scale = scale});
+  const CollectivePart part{.in = {in},
+                            .out = {out.data()},
+                            .dtype = dtype_of<T>,
+                            .counts = counts,
+                            .out_dtype = dtype_of<U>,
+                            .wire = dtype_of<W>,
+                            .accumulate = accumulate};
+  group.reduce_scatter({part}, {.scale = scale});
   EXPECT_EQ(differs(out.data(), expected), "") << name(dtype_of<T>) << " as " << name(dtype_of<W>) << " to "
                                                << name(dtype_of<U>) << ", " << total << " elements, rank " << me;
 }
@@ -165,15 +172,22 @@ TEST_P(SharedHeaps, LargeTransfersPastTheCachesAreTheSame) {
   });
 }
 
+/// A unit's shards of f32, gathered as bf16 and summed as f32.
+CollectivePart gathered(bf16* full, const std::vector<std::int64_t>& counts, float* shard) {
+  return {.in = {shard}, .out = {full}, .counts = counts, .out_dtype = DType::bf16};
+}
+CollectivePart scattered(bf16* full, float* sum, const std::vector<std::int64_t>& counts) {
+  return {
+      .in = {full}, .out = {sum}, .dtype = DType::bf16, .counts = counts, .out_dtype = DType::f32, .wire = DType::f32};
+}
+
 TEST_P(SharedHeaps, CountsBytesOnTheWire) {
   run(2, [](HostGroup& group) {
     std::vector<float> shard(10), sum(10);
     std::vector<bf16> full(20);
     const std::vector<std::int64_t> counts{10, 10};
-    const GatherPart gather{full.data(), DType::bf16, counts, shard.data(), DType::f32};
-    group.all_gather(std::span(&gather, 1));
-    const ScatterPart scatter{full.data(), sum.data(), DType::bf16, counts, false, DType::f32, DType::f32};
-    group.reduce_scatter(std::span(&scatter, 1), {});
+    group.all_gather({gathered(full.data(), counts, shard.data())});
+    group.reduce_scatter({scattered(full.data(), sum.data(), counts)}, {});
     EXPECT_EQ(group.counts().all_gather.bytes, 40);
     EXPECT_EQ(group.counts().reduce_scatter.bytes, 40) << "a wider wire moves no more bytes";
   });
@@ -187,13 +201,11 @@ CommCounts counts_of_unit(HostGroup& group, std::int64_t count, bool uses_heap) 
   std::fill_n(shard, count, static_cast<float>(group.rank() + 1));
   const std::vector<std::int64_t> counts{count, count};
   const CommCounts before = group.counts();
-  const GatherPart gather{full, DType::bf16, counts, shard, DType::f32};
-  group.all_gather(std::span(&gather, 1));
+  group.all_gather({gathered(full, counts, shard)});
   // The call has ended, and so have the peers' reads of this rank's shards.
   std::fill_n(shard, count, -1.0f);
   for (std::int64_t i = 0; i < 2 * count; ++i) EXPECT_EQ(convert<float>(full[i]), i < count ? 1 : 2) << i;
-  const ScatterPart scatter{full, sum, DType::bf16, counts, false, DType::f32, DType::f32};
-  group.reduce_scatter(std::span(&scatter, 1), {});
+  group.reduce_scatter({scattered(full, sum, counts)}, {});
   std::fill_n(full, 2 * count, convert<bf16>(-1.0f));
   EXPECT_EQ(sum[count - 1], group.rank() == 0 ? 2 : 4);
   CommCounts spent = group.counts();
@@ -230,9 +242,9 @@ TEST_P(SharedHeaps, IntegersAreNotCast) {
     std::vector<std::int32_t> data(4);
     float source = 0;
     const std::vector<std::int64_t> counts{1, 1};
-    const GatherPart part{data.data(), DType::i32, counts, &source, DType::f32};
+    const CollectivePart part{.in = {&source}, .out = {data.data()}, .counts = counts, .out_dtype = DType::i32};
     try {
-      group.all_gather(std::span(&part, 1));
+      group.all_gather({part});
       FAIL() << "f32 was gathered as i32";
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("f32 cannot be gathered as i32"), std::string::npos) << error.what();

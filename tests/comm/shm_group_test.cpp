@@ -40,8 +40,7 @@ constexpr int kKilled = 128 + SIGKILL;
 void gather(HostGroup& group, std::int64_t count_per_rank) {
   std::vector<float> data(static_cast<std::size_t>(count_per_rank * group.size()));
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()), count_per_rank);
-  const GatherPart part{data.data(), DType::f32, counts};
-  group.all_gather(std::span(&part, 1));
+  group.all_gather({in_place(data.data(), DType::f32, counts)});
 }
 
 /// The process kills itself after `delay`, wherever it is then.
@@ -435,10 +434,10 @@ TEST(ShmGroup, SeveralGroupsLiveInOneStore) {
     const std::shared_ptr<ProcessGroup> pair =
         rank == 1 ? nullptr : make_shm_group(store, rank == 0 ? 1 : 0, 2, {.name = "pair"});
     auto x = static_cast<float>(rank);
-    const FlatPart part{&x, DType::f32, 1};
-    if (pair) pair->host().broadcast(std::span(&part, 1), 0);
+    const CollectivePart part = in_place(&x, DType::f32, 1);
+    if (pair) pair->host().broadcast({part}, 0);
     EXPECT_EQ(x, rank == 1 ? 1.0f : 2.0f);
-    world->host().all_reduce(std::span(&part, 1), {});
+    world->host().all_reduce({part}, {});
     EXPECT_EQ(x, 5.0f);
   });
   for (const RankEnd& end : ends) EXPECT_EQ(end.status, 0) << end.message;

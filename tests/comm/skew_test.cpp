@@ -21,8 +21,7 @@ constexpr double kAtLeast = 0.003;
 std::vector<std::int64_t> threads_of(HostGroup& group) {
   std::vector<std::int64_t> threads(static_cast<std::size_t>(group.size())), counts(threads.size(), 1);
   threads[static_cast<std::size_t>(group.rank())] = ::gettid();
-  const GatherPart part{threads.data(), DType::i64, counts};
-  group.all_gather(std::span(&part, 1));
+  group.all_gather({in_place(threads.data(), DType::i64, counts)});
   return threads;
 }
 
@@ -62,16 +61,14 @@ TEST(Skew, OfALateRankIsTheOthers) {
     for (const int ranks : {2, 3})
       expect_skew_of_others(ranks, [elements](HostGroup& group) {
         std::vector<float> data(static_cast<std::size_t>(elements), 1);
-        const FlatPart part{data.data(), DType::f32, elements};
-        group.all_reduce(std::span(&part, 1), {});
+        group.all_reduce({in_place(data.data(), DType::f32, elements)}, {});
       });
 }
 
 TEST(Skew, OfABroadcastFromALateRootAndOfABarrier) {
   expect_skew_of_others(3, [](HostGroup& group) {
     std::int64_t value = 0;
-    const FlatPart part{&value, DType::i64, 1};
-    group.broadcast(std::span(&part, 1), group.size() - 1);
+    group.broadcast({in_place(&value, DType::i64, 1)}, group.size() - 1);
   });
   expect_skew_of_others(3, [](HostGroup& group) { group.barrier(); });
 }
@@ -80,9 +77,9 @@ TEST(Skew, OfALateSenderAndOfALateReceiver) {
   for (const int sender : {0, 1})
     expect_skew_of_others(2, [sender](HostGroup& group) {
       std::int64_t value = 7;
-      const FlatPart part{&value, DType::i64, 1};
-      if (group.rank() == sender) group.send(std::span(&part, 1), 1 - sender);
-      else group.recv(std::span(&part, 1), sender);
+      const CollectivePart part = in_place(&value, DType::i64, 1);
+      if (group.rank() == sender) group.send({part}, 1 - sender);
+      else group.recv({part}, sender);
     });
 }
 

@@ -21,8 +21,7 @@ using ::testing::HasSubstr;
 using Group = std::shared_ptr<ProcessGroup>;
 
 std::int64_t sum(HostGroup& group, std::int64_t x) {
-  const FlatPart part{&x, DType::i64, 1};
-  group.all_reduce(std::span(&part, 1), {});
+  group.all_reduce({in_place(&x, DType::i64, 1)}, {});
   return x;
 }
 
@@ -30,16 +29,14 @@ std::int64_t sum(HostGroup& group, std::int64_t x) {
 std::vector<std::int64_t> members(HostGroup& group, int number) {
   std::vector<std::int64_t> data(static_cast<std::size_t>(group.size())), counts(data.size(), 1);
   data[static_cast<std::size_t>(group.rank())] = number;
-  const GatherPart part{data.data(), DType::i64, counts};
-  group.all_gather(std::span(&part, 1));
+  group.all_gather({in_place(data.data(), DType::i64, counts)});
   return data;
 }
 
 void all_gather_floats(HostGroup& group, std::int64_t count_per_rank) {
   std::vector<float> data(static_cast<std::size_t>(count_per_rank * group.size()));
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()), count_per_rank);
-  const GatherPart part{data.data(), DType::f32, counts};
-  group.all_gather(std::span(&part, 1));
+  group.all_gather({in_place(data.data(), DType::f32, counts)});
 }
 
 Group divide(HostGroup& group, std::vector<int> ranks) { return group.subgroup(ranks); }
@@ -123,8 +120,7 @@ TEST_P(Subgroups, KeepTheirLanesCountsAndLargeCallsApart) {
     all_gather_floats(pair->host(), 50'000);
     other.join();
     std::vector<double> data(40'000, group.rank());
-    const FlatPart part{data.data(), DType::f64, 40'000};
-    pair->host().all_reduce(std::span(&part, 1), {});
+    pair->host().all_reduce({in_place(data.data(), DType::f64, 40'000)}, {});
     EXPECT_EQ(data, std::vector<double>(40'000, group.rank() < 2 ? 1 : 5));
     EXPECT_EQ(pair->host().counts().all_gather.calls, 2);
     EXPECT_EQ(pair->host().lane(1).counts().all_gather.calls, 1);
@@ -141,9 +137,9 @@ TEST_P(Subgroups, SendBetweenTheirOwnNumbers) {
   run(4, [](HostGroup& group) {
     const Group odd = divide(group, group.rank() % 2 == 1 ? std::vector<int>{3, 1} : std::vector<int>{0, 2});
     std::int64_t x = group.rank() * 10;
-    const FlatPart part{&x, DType::i64, 1};
-    if (odd->rank() == 0) odd->host().send(std::span(&part, 1), 1);
-    else odd->host().recv(std::span(&part, 1), 0);
+    const CollectivePart part = in_place(&x, DType::i64, 1);
+    if (odd->rank() == 0) odd->host().send({part}, 1);
+    else odd->host().recv({part}, 0);
     EXPECT_EQ(x, group.rank() % 2 == 1 ? 30 : 0);
   });
 }
@@ -161,8 +157,8 @@ TEST_P(Subgroups, ReadTheSharedHeapsOfTheWholeGroup) {
     std::fill_n(shard, kCount, static_cast<float>(group.rank()));
     std::vector<float> all(2 * kCount, -1.0f);
     const std::vector<std::int64_t> counts(2, kCount);
-    const GatherPart part{all.data(), DType::f32, counts, shard, DType::f32};
-    pair->host().all_gather(std::span(&part, 1));
+    const CollectivePart part{.in = {shard}, .out = {all.data()}, .counts = counts};
+    pair->host().all_gather({part});
     EXPECT_EQ(all.front(), group.rank() % 2 == 1 ? 1.0f : 2.0f);
     EXPECT_EQ(all.back(), group.rank() % 2 == 1 ? 3.0f : 0.0f);
   });

@@ -44,8 +44,7 @@ TEST(ThreadGroup, MoreRanksThanCoresMakeProgress) {
   run_ranks(24, [](const std::shared_ptr<ProcessGroup>& group) {
     for (int i = 0; i < 20; ++i) {
       std::int64_t x = group->rank();
-      const FlatPart part{&x, DType::i64, 1};
-      group->host().all_reduce(std::span(&part, 1), {});
+      group->host().all_reduce({in_place(&x, DType::i64, 1)}, {});
       ASSERT_EQ(x, 24 * 23 / 2);
     }
   });
@@ -71,9 +70,9 @@ TEST(ThreadGroup, TensorsOutliveTheirReadersWhenTheGroupFails) {
       }
       const auto gather = [&] {
         const auto data = std::make_unique<float[]>(kCount);
-        const GatherPart part{data.get(), DType::f32, counts};
+        const CollectivePart part = in_place(data.get(), DType::f32, counts);
         num_entered[round] += 1;
-        group->host().all_gather(std::span(&part, 1));
+        group->host().all_gather({part});
         for (;;) group->host().barrier();
       };
       // The abort comes during the gather or after it; the barriers never end without it.

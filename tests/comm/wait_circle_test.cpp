@@ -314,8 +314,9 @@ TEST_P(WaitCircles, ACallOnASlowLinkIsInNone) {
     const Event event = queue(kGatherQueue).submit({.name = "unshard", .run = [&] {
                                                       float both_halves[2] = {};
                                                       const std::vector<std::int64_t> ones{1, 1};
-                                                      const GatherPart part{both_halves, DType::f32, ones};
-                                                      slow->host().lane(kGatherQueue).all_gather({&part, 1});
+                                                      slow->host()
+                                                          .lane(kGatherQueue)
+                                                          .all_gather({in_place(both_halves, DType::f32, ones)});
                                                     }});
     if (rank == 0) event.wait();  // for the link, while rank 1 waits
     gather_text(world, "here");

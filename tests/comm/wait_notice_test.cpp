@@ -72,14 +72,14 @@ TEST(WaitNotice, ASendNamesItsPeer) {
     Listener listener(missed, true);
     const auto group = make_shm_group(store, rank, 2, {.notice = listener.notice()});
     float x = 1;
-    const FlatPart part{&x, DType::f32, 1};
+    const CollectivePart part = in_place(&x, DType::f32, 1);
     if (rank == 1) {
-      group->host().send(std::span(&part, 1), 0);
+      group->host().send({part}, 0);
       EXPECT_THAT(listener.first,
                   AllOf(HasSubstr("rank 1 has waited "), HasSubstr("send"), HasSubstr("not there: rank 0 ")));
     } else {
       missed.wait();
-      group->host().recv(std::span(&part, 1), 1);
+      group->host().recv({part}, 1);
     }
   });
   for (const RankEnd& end : ends) EXPECT_EQ(end.status, 0) << end.message;

@@ -159,10 +159,7 @@ int RecordedStep::count(bool here) const {
   const auto ranks = static_cast<std::size_t>(group_->size());
   std::vector<std::int64_t> all(ranks, 0), counts(ranks, 1);
   all[static_cast<std::size_t>(group_->rank())] = here;
-  if (ranks > 1) {
-    const GatherPart part{all.data(), DType::i64, counts};
-    group_->host().all_gather({&part, 1});
-  }
+  if (ranks > 1) group_->host().all_gather({in_place(all.data(), DType::i64, counts)});
   int count = 0;
   for (const std::int64_t one : all) count += one != 0;
   return count;

@@ -27,8 +27,7 @@ Ranks ranks_in(ProcessGroup& group, const Group& world) {
   Ranks all(static_cast<std::size_t>(group.size()));
   const std::vector<std::int64_t> ones(all.size(), 1);
   all[static_cast<std::size_t>(group.rank())] = world->rank();
-  const GatherPart part{all.data(), DType::i32, ones};
-  group.host().all_gather({&part, 1});
+  group.host().all_gather({in_place(all.data(), DType::i32, ones)});
   return all;
 }
 

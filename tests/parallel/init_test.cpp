@@ -326,8 +326,7 @@ TEST(FullyShard, F21_ShardsCoverEveryElementOnce) {
       shard(net, DeviceMesh(group));
       std::int64_t own = 0;
       for (const nn::Parameter* p : net.parameters()) own += p->value().local().numel();
-      const FlatPart part{&own, DType::i64, 1};
-      group->host().all_reduce({&part, 1}, {});
+      group->host().all_reduce({in_place(&own, DType::i64, 1)}, {});
       EXPECT_EQ(own, net.num_parameters());
     });
 }

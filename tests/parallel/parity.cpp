@@ -54,16 +54,14 @@ void expect_same_gradients(const nn::Module& spread, const nn::Module& reference
 }
 
 double mean_over(ProcessGroup& ranks, double value) {
-  const FlatPart part{&value, DType::f64, 1};
-  ranks.host().all_reduce({&part, 1}, {.kind = ReduceKind::avg});
+  ranks.host().all_reduce({in_place(&value, DType::f64, 1)}, {.kind = ReduceKind::avg});
   return value;
 }
 
 void expect_equal_on_all(ProcessGroup& ranks, double value) {
   std::vector<double> all(static_cast<std::size_t>(ranks.size()), 0);
   all[static_cast<std::size_t>(ranks.rank())] = value;
-  const FlatPart part{all.data(), DType::f64, ranks.size()};
-  ranks.host().all_reduce({&part, 1}, {});
+  ranks.host().all_reduce({in_place(all.data(), DType::f64, ranks.size())}, {});
   for (const double other : all) EXPECT_EQ(other, value);
 }
 

@@ -61,9 +61,9 @@ TEST(JobMesh, DataRanksAreThoseThatDifferInTheirData) {
     EXPECT_EQ(mesh.tensor()->coordinate(), rank % 2);
     EXPECT_EQ(mesh.rank_text(),
               fmt::format("rank {} of 8 (replicate {}, dp {}, tp {})", rank, rank / 4, rank / 2 % 2, rank % 2));
-    const FlatPart none{nullptr, DType::f32, 0};
-    mesh.data_group().host().all_reduce({&none, 1}, {});
-    mesh.root().group("tp").host().all_reduce({&none, 1}, {});
+    const CollectivePart none = in_place(nullptr, DType::f32, 0);
+    mesh.data_group().host().all_reduce({none}, {});
+    mesh.root().group("tp").host().all_reduce({none}, {});
   });
   run_ranks(2, [](const Group& group) {
     const JobMesh mesh("", group);

@@ -61,11 +61,11 @@ void serve_ranks(ProcessGroup& group, const nlohmann::json& greeting,
   if (group.size() == 1) return serve(greeting, answer);
   group.set_deadline(std::chrono::hours(1));  // the ranks wait while other sides have their turns
   std::array<char, 256> line{};
-  const FlatPart part{line.data(), DType::u8, static_cast<std::int64_t>(line.size())};
+  const CollectivePart part = in_place(line.data(), DType::u8, static_cast<std::int64_t>(line.size()));
   const auto share = [&](const std::string& request) {
     check(request.size() < line.size(), "a request has {} bytes, more than {}", request.size(), line.size() - 1);
     std::copy_n(request.c_str(), request.size() + 1, line.data());
-    group.host().broadcast({&part, 1}, 0);
+    group.host().broadcast({part}, 0);
     return std::string(line.data());
   };
   if (group.rank() == 0) {

@@ -30,13 +30,9 @@ class Collectives {
     std::fill_n(reduced_.mutable_data<float>(), reduced_.numel(), 0.0f);
   }
 
-  void all_gather() {
-    const GatherPart part{gathered_.raw(), DType::f32, counts_, shard_.raw(), DType::f32};
-    group_.host().all_gather({&part, 1});
-  }
+  void all_gather() { group_.host().all_gather({{.in = {shard_.raw()}, .out = {gathered_.raw()}, .counts = counts_}}); }
   void reduce_scatter() {
-    const ScatterPart part{gradients_.raw(), reduced_.raw(), DType::f32, counts_};
-    group_.host().reduce_scatter({&part, 1}, {});
+    group_.host().reduce_scatter({{.in = {gradients_.raw()}, .out = {reduced_.raw()}, .counts = counts_}}, {});
   }
   /// Rank r's part holds r + 1, and a sum of all is 1 + ... + ranks.
   void check_results() const {

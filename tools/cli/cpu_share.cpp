@@ -119,8 +119,7 @@ CpuShare share_cpus(ProcessGroup& group, std::int64_t asked) {
   std::ranges::copy(facts_of({allowed_cpus(), static_cast<int>(asked)}),
                     all.begin() + static_cast<std::ptrdiff_t>(own * kFacts));
   const std::vector<std::int64_t> counts(ranks, kFacts);
-  const GatherPart part{all.data(), DType::i64, counts};
-  group.host().all_gather({&part, 1});
+  group.host().all_gather({in_place(all.data(), DType::i64, counts)});
   std::vector<RankCpus> of_ranks;
   for (std::size_t r = 0; r < ranks; ++r)
     of_ranks.push_back(from_facts(std::span<const std::int64_t, kFacts>(all.data() + r * kFacts, kFacts)));

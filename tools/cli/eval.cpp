@@ -95,8 +95,8 @@ std::string evaluate(const EvalOptions& options, const std::shared_ptr<ProcessGr
   together(*group, [&] {
     if (out) out->commit();
   });
-  const FlatPart part{losses.data(), DType::f64, count};
-  if (ranks > 1) group->host().all_reduce({&part, 1}, {});  // all but one term of a sum are 0
+  // All but one term of a sum are 0.
+  if (ranks > 1) group->host().all_reduce({in_place(losses.data(), DType::f64, count)}, {});
   double sum = 0;
   for (const double loss : losses) sum += loss;
   return fmt::format("loss {:.8f}{}\n", sum / static_cast<double>(input.shape[0]), input.over);

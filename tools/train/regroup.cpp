@@ -27,8 +27,7 @@ std::vector<int> replica_of_ranks(ProcessGroup& group, int own) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(group.size()));
   all[static_cast<std::size_t>(group.rank())] = own;
   const std::vector<std::int64_t> counts(all.size(), 1);
-  const GatherPart part{all.data(), DType::i64, counts};
-  group.host().all_gather({&part, 1});
+  group.host().all_gather({in_place(all.data(), DType::i64, counts)});
   return {all.begin(), all.end()};
 }
 

@@ -81,8 +81,7 @@ std::vector<CategoryBytes> gather_peaks(ProcessGroup& group, const CategoryBytes
   std::vector<std::int64_t> all(ranks * kNumCategories, 0);
   std::copy(own.begin(), own.end(), all.begin() + group.rank() * kNumCategories);
   const std::vector<std::int64_t> counts(ranks, kNumCategories);
-  const GatherPart part{all.data(), DType::i64, counts};
-  group.host().all_gather({&part, 1});
+  group.host().all_gather({in_place(all.data(), DType::i64, counts)});
   std::vector<CategoryBytes> result(ranks);
   for (std::size_t r = 0; r < ranks; ++r)
     std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(r * kNumCategories), kNumCategories, result[r].begin());

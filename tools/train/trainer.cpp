@@ -255,8 +255,7 @@ std::optional<double> Trainer::evaluate_unless_stopped(const RunStops& stops) {
   model().train(true);
   if (stopped) return std::nullopt;
   double totals[] = {loss_sum, count};
-  const FlatPart part{totals, DType::f64, 2};
-  mesh_->data_group().host().all_reduce({&part, 1}, {});
+  mesh_->data_group().host().all_reduce({in_place(totals, DType::f64, 2)}, {});
   return totals[0] / totals[1];
 }
 

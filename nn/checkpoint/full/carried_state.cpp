@@ -58,8 +58,8 @@ std::vector<std::optional<float>> CarriedState::scalars_of(const std::vector<Sta
     numbers.insert(numbers.end(), {scalar ? 1.0f : 0.0f, scalar.value_or(0)});
   }
   if (holders) {
-    const FlatPart part{numbers.data(), DType::f32, static_cast<std::int64_t>(numbers.size())};
-    holders->group.host().broadcast({&part, 1}, holders->root);
+    holders->group.host().broadcast({in_place(numbers.data(), DType::f32, static_cast<std::int64_t>(numbers.size()))},
+                                    holders->root);
   }
   std::vector<std::optional<float>> scalars;
   for (std::size_t i = 0; i < state.size(); ++i)
@@ -89,8 +89,7 @@ void CarriedState::give(const std::vector<StateEntry>& state, const std::optiona
       if (size > 0) std::memcpy(loaded.raw(), value->data.get(), size);
     }
     if (holders) {
-      const FlatPart part{loaded.raw(), loaded.dtype(), loaded.numel()};
-      holders->group.host().broadcast({&part, 1}, holders->root);
+      holders->group.host().broadcast({in_place(loaded.raw(), loaded.dtype(), loaded.numel())}, holders->root);
     }
     if (loaded.numel() > 0) copy_into(local, std::move(loaded));
     mark_loaded(entry);

@@ -36,8 +36,6 @@ std::byte* raw_bytes(const Tensor& dense) { return static_cast<std::byte*>(dense
 /// The same values, dense and on the host; the tensor itself if it is so already.
 Tensor on_host(const Tensor& tensor) { return to(contiguous(tensor.detach()), Device::cpu()); }
 
-FlatPart part_of(std::byte* data, std::int64_t bytes) { return {data, DType::u8, bytes}; }
-
 /// Bytes that arrive in chunks of a fixed size, the last one smaller, and are wanted in runs. A chunk that lies within
 /// a run goes straight to its destination.
 class ChunkStream {
@@ -185,10 +183,7 @@ Tensor receive_full(const StateEntry& entry, const std::vector<Source>& sources,
     ChunkStream stream(numel(source.box) * element, chunk_bytes, [&](std::byte* to, std::int64_t bytes) {
       if (own.defined())
         std::memcpy(to, raw_bytes(own) + std::exchange(at, at + bytes), static_cast<std::size_t>(bytes));
-      else {
-        const FlatPart part = part_of(to, bytes);
-        group.recv({&part, 1}, source.rank);
-      }
+      else group.recv({in_place(to, DType::u8, bytes)}, source.rank);
     });
     for_each_run(source.box, source.box, whole, [&](std::int64_t, std::int64_t to, std::int64_t count) {
       stream.take(out + to * element, count * element);
@@ -198,10 +193,8 @@ Tensor receive_full(const StateEntry& entry, const std::vector<Source>& sources,
 }
 
 void send_piece(const StateEntry& entry, HostGroup& group, std::int64_t chunk_bytes) {
-  send_in_chunks(on_host(state_tensor(entry).local()), chunk_bytes, [&](std::byte* data, std::int64_t bytes) {
-    const FlatPart part = part_of(data, bytes);
-    group.send({&part, 1}, 0);
-  });
+  send_in_chunks(on_host(state_tensor(entry).local()), chunk_bytes,
+                 [&](std::byte* data, std::int64_t bytes) { group.send({in_place(data, DType::u8, bytes)}, 0); });
 }
 
 }  // namespace
@@ -366,15 +359,14 @@ std::map<std::string, float> share_scalars(const std::vector<StateEntry>& state,
 void receive_shard(const StateEntry& entry, const Tensor& full, HostGroup& group, std::int64_t chunk_bytes) {
   const Tensor& value = state_tensor(entry);
   const Tensor local = value.local().detach();
-  const bool in_place = local.device() == Device::cpu() && local.is_contiguous();
+  const bool writes_local = local.device() == Device::cpu() && local.is_contiguous();
   if (home_of(local)) local.storage()->settle();  // all of it is written: a write that failed is no error
-  const Tensor shard = in_place ? local : Tensor::empty(local.shape(), local.dtype());
+  const Tensor shard = writes_local ? local : Tensor::empty(local.shape(), local.dtype());
   const std::int64_t element = byte_size(value.dtype()), bytes = value.numel() * element;
   std::byte* const out = shard.bytes() > 0 ? raw_bytes(shard) : nullptr;
   const std::byte* const mine = full.defined() && bytes > 0 ? raw_bytes(full) : nullptr;
   const auto broadcast = [&](std::byte* data, std::int64_t count) {
-    const FlatPart part = part_of(data, count);
-    group.broadcast({&part, 1}, 0);
+    group.broadcast({in_place(data, DType::u8, count)}, 0);
   };
   if (full.defined()) send_in_chunks(full, chunk_bytes, broadcast);
   ChunkStream stream(bytes, chunk_bytes, broadcast);
@@ -391,7 +383,7 @@ void receive_shard(const StateEntry& entry, const Tensor& full, HostGroup& group
       at = (from + count) * element;
     });
   if (!mine) stream.skip(bytes - at);
-  if (in_place) local.storage()->bump_version();
+  if (writes_local) local.storage()->bump_version();
   else if (local.numel() > 0) copy_into(local, shard);
   leave_memory(local);
 }

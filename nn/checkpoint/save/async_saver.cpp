@@ -53,8 +53,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 bool all_of(ProcessGroup& group, bool own) {
   std::int64_t missing = own ? 0 : 1;
-  const FlatPart part{&missing, DType::i64, 1};
-  group.host().all_reduce({&part, 1}, {.kind = ReduceKind::max});
+  group.host().all_reduce({in_place(&missing, DType::i64, 1)}, {.kind = ReduceKind::max});
   return missing == 0;
 }
 

@@ -255,7 +255,7 @@ void run_reduce(const KernelCall& c) {
                     part = std::move(e.part), block = a.block] {
                      for (const PieceWork& piece : pieces) quantize(piece, block);
                      const comm::SubjectScope subject(unit->name, part);
-                     comm::run_on_host(lane, call);
+                     lane.run(call);
                      for (const PieceWork& piece : pieces) sum_received(piece, block);
                    },
                .loans = e.loans,

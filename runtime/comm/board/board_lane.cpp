@@ -33,26 +33,23 @@ void check_data(const void* data, std::int64_t count) {
   check(data != nullptr || count == 0, "the data pointer is null but there are {} elements", count);
 }
 
-void add_part(Fingerprint& call, const FlatPart& part) {
-  check(part.count >= 0, "the count is {}; counts must not be negative", part.count);
-  check_data(part.data, part.count);
-  call.add_part(part.dtype, std::span(&part.count, 1));
+void add_flat(Fingerprint& call, const CollectivePart& part, const void* data) {
+  check(part.counts.size() == 1, "a tensor has {} counts, it takes one", part.counts.size());
+  const std::int64_t count = part.counts[0];
+  check(count >= 0, "the count is {}; counts must not be negative", count);
+  check_data(data, count);
+  call.add_part(part.dtype, part.counts);
 }
 
-/// Bytes that a scattered element has on its way.
-std::int64_t wire_size(const ScatterPart& part) {
-  return std::min(byte_size(part.dtype), byte_size(part.wire.value_or(part.dtype)));
+void check_casts(const CollectivePart& part) {
+  const DType in = part.dtype, wire = part.wire_type(), out = part.out_type();
+  check((wire == in && out == in) || (is_floating(in) && is_floating(wire) && is_floating(out)),
+        "{} cannot travel as {} and arrive as {}; only floats are cast", name(in), name(wire), name(out));
 }
 
-void check_scatter_types(const ScatterPart& part) {
-  const DType wire = part.wire.value_or(part.dtype), out = part.out_dtype.value_or(part.dtype);
-  check((wire == part.dtype && out == part.dtype) || (is_floating(part.dtype) && is_floating(wire) && is_floating(out)),
-        "{} cannot travel as {} and arrive as {}; only floats are cast", name(part.dtype), name(wire), name(out));
-}
-
-void check_source(const GatherPart& part) {
-  check(part.source_dtype == part.dtype || (is_floating(part.source_dtype) && is_floating(part.dtype)),
-        "a source of {} cannot be gathered as {}; only floats are cast", name(part.source_dtype), name(part.dtype));
+void check_source(const CollectivePart& part) {
+  check(part.out_type() == part.dtype || (is_floating(part.out_type()) && is_floating(part.dtype)),
+        "a source of {} cannot be gathered as {}; only floats are cast", name(part.dtype), name(part.out_type()));
 }
 
 }  // namespace
@@ -109,7 +106,7 @@ void BoardLane::checked(CommOp op, Body&& body) {
 /// Runs one call, of all ranks or with one peer. If an exception leaves it early, the group is failed, and peers that
 /// still read this rank's tensors are waited for, because the caller may free them next.
 template <class Body>
-void BoardLane::run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, Mail* mail) {
+void BoardLane::enter(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, Mail* mail) {
   const auto start = BoardClock::now();
   std::optional<TraceSpan> waiting;
   if (board_.memory().lane() == 0)
@@ -158,88 +155,99 @@ void BoardLane::check_counts(std::span<const std::int64_t> counts, std::int64_t 
           "a count is {}, of {} blocks; counts must not be negative, and blocks must divide them", count, blocks);
 }
 
-BoardLane::Opened BoardLane::open(std::span<const GatherPart> parts) {
-  Opened opened{board_.open_call(CommOp::all_gather), Shares(size())};
-  checked(CommOp::all_gather, [&] {
-    for (const GatherPart& part : parts) {
-      check_counts(part.counts, part.blocks);
-      check_data(part.data, sum(part.counts));
-      check(part.source != nullptr || part.blocks == 1, "a gather into {} blocks needs a source", part.blocks);
-      if (part.source == nullptr) {
-        opened.call.add_part(part.dtype, part.counts);
-        opened.shares.add(part.data, part.dtype, part.counts);
-        continue;
-      }
-      check_source(part);
-      opened.call.add_part(part.dtype, part.counts, part.source_dtype, part.blocks);
-      opened.shares.add(part.data, part.dtype, part.counts, rank(), part.source, part.source_dtype, part.blocks);
+void BoardLane::run(const Collective& call) {
+  switch (call.op) {
+    case CommOp::all_gather: return run_gather(call);
+    case CommOp::reduce_scatter: return run_scatter(call);
+    case CommOp::all_reduce: return run_reduce(call);
+    case CommOp::broadcast: return run_broadcast(call);
+    case CommOp::all_to_all: return run_swap(call);
+    case CommOp::barrier: return run_barrier();
+    case CommOp::send:
+    case CommOp::recv: return run_pair(call);
+  }
+}
+
+BoardLane::Opened BoardLane::open(const Collective& call) {
+  Opened opened{board_.open_call(call.op), Shares(size())};
+  checked(call.op, [&] {
+    if (call.op == CommOp::all_gather) {
+      for (const CollectivePart& part : call.parts) open_gather(part, opened);
+      opened.call.close();
+    } else {
+      for (const CollectivePart& part : call.parts) open_scatter(part, call.reduction, opened);
+      opened.call.close_with_reduction(call.reduction);
     }
-    opened.call.close();
   });
-  opened.num_bytes = opened.shares.num_bytes();
   return opened;
 }
 
-void BoardLane::all_gather(std::span<const GatherPart> parts) {
-  const Opened opened = open(parts);
-  return run(CommOp::all_gather, opened.call, opened.num_bytes, [&] {
+void BoardLane::open_gather(const CollectivePart& part, Opened& opened) const {
+  check_counts(part.counts, part.blocks);
+  check_data(part.out.address, sum(part.counts));
+  check_source(part);
+  opened.call.add_part(part.out_type(), part.counts, part.dtype, part.blocks);
+  opened.num_bytes += sum(part.counts) * byte_size(part.out_type());
+  if (part.is_in_place(rank())) return opened.shares.add(part.out.address, part.dtype, part.counts);
+  check_data(part.in.address, part.counts[static_cast<std::size_t>(rank())]);
+  opened.shares.add(part.out.address, part.out_type(), part.counts, rank(), part.in.address, part.dtype, part.blocks);
+}
+
+void BoardLane::open_scatter(const CollectivePart& part, const ReduceOptions& options, Opened& opened) const {
+  check_counts(part.counts, part.blocks);
+  check_data(part.in.address, sum(part.counts));
+  check_data(part.out.address, part.counts[static_cast<std::size_t>(rank())]);
+  check_reducible(part.dtype, options);
+  check_casts(part);
+  opened.call.add_part(part.wire_type(), part.counts, part.dtype, part.blocks);
+  opened.num_bytes += sum(part.counts) * part.wire_size();
+  opened.shares.add(part.in.address, part.dtype, part.counts, part.blocks);
+}
+
+void BoardLane::run_gather(const Collective& collective) {
+  const Opened opened = open(collective);
+  return enter(CommOp::all_gather, opened.call, opened.num_bytes, [&] {
     Exchange exchange(board_, opened.shares, 1, rank());
-    if (!exchange.is_in_place()) copy_sources(board_, parts, opened.shares);
+    if (!exchange.is_in_place()) copy_sources(board_, collective.parts, opened.shares);
     while (exchange.next()) {
       exchange.show(rank());
       exchange.meet();
-      read_gather(board_, exchange, parts, opened.shares);
+      read_gather(board_, exchange, collective.parts, opened.shares);
     }
     exchange.finish();
   });
 }
 
-BoardLane::Opened BoardLane::open(std::span<const ScatterPart> parts, const ReduceOptions& options) {
-  Opened opened{board_.open_call(CommOp::reduce_scatter), Shares(size())};
-  checked(CommOp::reduce_scatter, [&] {
-    for (const ScatterPart& part : parts) {
-      check_counts(part.counts, part.blocks);
-      check_data(part.in, sum(part.counts));
-      check_data(part.out, part.counts[static_cast<std::size_t>(rank())]);
-      check_reducible(part.dtype, options);
-      check_scatter_types(part);
-      opened.call.add_part(part.wire.value_or(part.dtype), part.counts, part.dtype, part.blocks);
-      opened.shares.add(part.in, part.dtype, part.counts, part.blocks);
-      opened.num_bytes += sum(part.counts) * wire_size(part);
-    }
-    opened.call.close_with_reduction(options);
-  });
-  return opened;
-}
-
-void BoardLane::reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) {
-  const Opened opened = open(parts, options);
-  return run(CommOp::reduce_scatter, opened.call, opened.num_bytes, [&] {
+void BoardLane::run_scatter(const Collective& collective) {
+  const Opened opened = open(collective);
+  return enter(CommOp::reduce_scatter, opened.call, opened.num_bytes, [&] {
     Exchange exchange(board_, opened.shares, opened.shares.num_shares());
     while (exchange.next()) {
       show_scatter(board_, exchange);
       exchange.meet();
-      read_scatter(board_, exchange, parts, opened.shares, options);
+      read_scatter(board_, exchange, collective, opened.shares);
     }
     exchange.finish();
   });
 }
 
-void BoardLane::all_reduce(std::span<const FlatPart> parts, ReduceOptions options) {
+void BoardLane::run_reduce(const Collective& collective) {
+  const std::vector<CollectivePart>& parts = collective.parts;
+  const ReduceOptions& options = collective.reduction;
   Fingerprint call = board_.open_call(CommOp::all_reduce);
   std::int64_t num_bytes = 0;
   checked(CommOp::all_reduce, [&] {
-    for (const FlatPart& part : parts) {
-      add_part(call, part);
+    for (const CollectivePart& part : parts) {
+      add_flat(call, part, part.out.address);
       check_reducible(part.dtype, options);
-      num_bytes += part.count * byte_size(part.dtype);
+      num_bytes += part.counts[0] * byte_size(part.dtype);
     }
     call.close_with_reduction(options);
   });
   const bool is_small = num_bytes <= kSmallBytes;
   Shares shares(is_small ? 1 : size());
-  for (const FlatPart& part : parts) shares.add_even(part.data, part.dtype, part.count);
-  return run(CommOp::all_reduce, call, num_bytes, [&] {
+  for (const CollectivePart& part : parts) shares.add_even(part.out.address, part.dtype, part.counts[0]);
+  return enter(CommOp::all_reduce, call, num_bytes, [&] {
     Exchange exchange(board_, shares, shares.num_shares());
     std::vector<const std::byte*> inputs(static_cast<std::size_t>(size()));
     const int own_share = is_small ? 0 : rank();
@@ -250,7 +258,7 @@ void BoardLane::all_reduce(std::span<const FlatPart> parts, ReduceOptions option
         if (is_small || share != own_share) exchange.show(share);
       exchange.meet();
       for (const Piece& piece : exchange.pieces(own_share))
-        reduce_piece(board_, exchange, own_share, piece, inputs, target(parts[piece.strip].data, piece),
+        reduce_piece(board_, exchange, own_share, piece, inputs, target(parts[piece.strip], piece),
                      reduction_of(options, size(), piece.dtype), streams);
       if (is_small) continue;
       exchange.show(own_share);
@@ -262,48 +270,51 @@ void BoardLane::all_reduce(std::span<const FlatPart> parts, ReduceOptions option
   });
 }
 
-void BoardLane::broadcast(std::span<const FlatPart> parts, int root) {
+void BoardLane::run_broadcast(const Collective& collective) {
+  const int root = collective.peer;
   Fingerprint call = board_.open_call(CommOp::broadcast);
   Shares shares(1);
   checked(CommOp::broadcast, [&] {
     check(root >= 0 && root < size(), "the root is {}, the group has {} ranks; give a root in 0..{}", root, size(),
           size() - 1);
-    for (const FlatPart& part : parts) {
-      add_part(call, part);
-      shares.add_even(part.data, part.dtype, part.count);
+    for (const CollectivePart& part : collective.parts) {
+      add_flat(call, part, part.out.address);
+      shares.add_even(part.out.address, part.dtype, part.counts[0]);
     }
     call.close_with_root(root);
   });
-  return run(CommOp::broadcast, call, shares.num_bytes(), [&] {
+  return enter(CommOp::broadcast, call, shares.num_bytes(), [&] {
     Exchange exchange(board_, shares, 1);
-    if (rank() == root) copy_sources(board_, parts);
+    if (rank() == root) copy_sources(board_, collective.parts);
     while (exchange.next()) {
       if (rank() == root) exchange.show(0);
       exchange.meet();
-      if (rank() != root) copy_share(board_, exchange, root, 0, parts, shares.num_bytes() >= kStreamBytes);
+      if (rank() != root) copy_share(board_, exchange, root, 0, collective.parts, shares.num_bytes() >= kStreamBytes);
     }
     exchange.finish();
   });
 }
 
-void BoardLane::all_to_all(std::span<const SwapPart> parts) {
+void BoardLane::run_swap(const Collective& collective) {
   Fingerprint call = board_.open_call(CommOp::all_to_all);
   std::int64_t num_bytes = 0;
   checked(CommOp::all_to_all, [&] {
-    for (const SwapPart& part : parts) {
-      check_counts(part.in_counts);
+    for (const CollectivePart& part : collective.parts) {
+      check_counts(part.counts);
       check_counts(part.out_counts);
-      check_data(part.in, sum(part.in_counts));
-      check_data(part.out, sum(part.out_counts));
+      check_data(part.in.address, sum(part.counts));
+      check_data(part.out.address, sum(part.out_counts));
       call.add_part(part.dtype, {});
-      num_bytes += sum(part.in_counts) * byte_size(part.dtype);
+      num_bytes += sum(part.counts) * byte_size(part.dtype);
     }
     call.close();
   });
-  return run(CommOp::all_to_all, call, num_bytes, [&] { swap_parts(board_, parts); });
+  return enter(CommOp::all_to_all, call, num_bytes, [&] { swap_parts(board_, collective.parts); });
 }
 
-void BoardLane::run_pair(CommOp op, std::span<const FlatPart> parts, int peer) {
+void BoardLane::run_pair(const Collective& collective) {
+  const CommOp op = collective.op;
+  const int peer = collective.peer;
   Fingerprint call;
   ByteStream stream;
   Mail mail(board_, op, peer);
@@ -311,19 +322,20 @@ void BoardLane::run_pair(CommOp op, std::span<const FlatPart> parts, int peer) {
     check(peer >= 0 && peer < size() && peer != rank(), "the peer is rank {}; give another rank of the {} in the group",
           peer, size());
     call = mail.open_call();
-    for (const FlatPart& part : parts) {
-      add_part(call, part);
-      stream.add(part.data, static_cast<std::size_t>(part.count * byte_size(part.dtype)));
+    for (const CollectivePart& part : collective.parts) {
+      const void* const data = (op == CommOp::send ? part.in : part.out).address;
+      add_flat(call, part, data);
+      stream.add(data, static_cast<std::size_t>(part.counts[0] * byte_size(part.dtype)));
     }
     call.close();
   });
-  return run(op, call, static_cast<std::int64_t>(stream.size()), [&] { mail.transfer(stream); }, &mail);
+  return enter(op, call, static_cast<std::int64_t>(stream.size()), [&] { mail.transfer(stream); }, &mail);
 }
 
-void BoardLane::barrier() {
+void BoardLane::run_barrier() {
   Fingerprint call = board_.open_call(CommOp::barrier);
   call.close_without_list();
-  run(CommOp::barrier, call, 0, [&] { board_.meet(); });
+  enter(CommOp::barrier, call, 0, [&] { board_.meet(); });
 }
 
 void BoardLane::abort(std::string_view reason) {

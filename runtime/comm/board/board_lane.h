@@ -27,14 +27,7 @@ class BoardLane : public HostGroup {
   HostGroup& lane(std::string_view queue) override;
   HostGroup& lane(int index) override;
 
-  void all_gather(std::span<const GatherPart> parts) override;
-  void reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) override;
-  void all_reduce(std::span<const FlatPart> parts, ReduceOptions options) override;
-  void broadcast(std::span<const FlatPart> parts, int root) override;
-  void all_to_all(std::span<const SwapPart> parts) override;
-  void barrier() override;
-  void send(std::span<const FlatPart> parts, int to) override { run_pair(CommOp::send, parts, to); }
-  void recv(std::span<const FlatPart> parts, int from) override { run_pair(CommOp::recv, parts, from); }
+  void run(const Collective& call) override;
 
   std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label) override;
   void abort(std::string_view reason) override;
@@ -70,11 +63,18 @@ class BoardLane : public HostGroup {
   template <class Body>
   void checked(CommOp op, Body&& body);
   template <class Body>
-  void run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, Mail* mail = nullptr);
-  Opened open(std::span<const GatherPart> parts);
-  Opened open(std::span<const ScatterPart> parts, const ReduceOptions& options);
+  void enter(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, Mail* mail = nullptr);
+  Opened open(const Collective& call);
+  void open_gather(const CollectivePart& part, Opened& opened) const;
+  void open_scatter(const CollectivePart& part, const ReduceOptions& options, Opened& opened) const;
   void count(CommOp op, std::int64_t num_bytes, BoardClock::time_point start);
-  void run_pair(CommOp op, std::span<const FlatPart> parts, int peer);
+  void run_gather(const Collective& call);
+  void run_scatter(const Collective& call);
+  void run_reduce(const Collective& call);
+  void run_broadcast(const Collective& call);
+  void run_swap(const Collective& call);
+  void run_pair(const Collective& call);
+  void run_barrier();
   void check_counts(std::span<const std::int64_t> counts, std::int64_t blocks = 1) const;
 
   BoardGroup& group_;

@@ -15,11 +15,11 @@ Reduction reduction_of(const ReduceOptions& options, int size, DType dtype) {
   return {.kind = options.kind, .factor = factor, .accumulate = false, .in = dtype, .wire = dtype, .out = dtype};
 }
 
-Reduction reduction_of(const ReduceOptions& options, int size, const ScatterPart& part) {
+Reduction reduction_of(const ReduceOptions& options, int size, const CollectivePart& part) {
   Reduction reduction = reduction_of(options, size, part.dtype);
   reduction.accumulate = part.accumulate;
-  reduction.wire = part.wire.value_or(part.dtype);
-  reduction.out = part.out_dtype.value_or(part.dtype);
+  reduction.wire = part.wire_type();
+  reduction.out = part.out_type();
   return reduction;
 }
 
@@ -31,28 +31,36 @@ void reduce_piece(Board& board, const Exchange& exchange, int share, const Piece
   board.count_copied(piece.count * byte_size(reduction.out));
 }
 
-void copy_sources(Board& board, std::span<const GatherPart> parts, const Shares& shares) {
+void copy_share(Board& board, const Exchange& exchange, int from, int share, std::span<const CollectivePart> parts,
+                bool streams) {
+  for (const Piece& piece : exchange.pieces(share))
+    board.count_copied(copy(target(parts[piece.strip], piece), piece.dtype, exchange.at(from, share, piece),
+                            exchange.type_at(piece), piece.count, streams));
+}
+
+void copy_sources(Board& board, std::span<const CollectivePart> parts, const Shares& shares) {
   const auto share = static_cast<std::size_t>(board.rank());
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    const GatherPart& part = parts[i];
-    if (part.source == nullptr) continue;
+    const CollectivePart& part = parts[i];
+    if (part.is_in_place(board.rank())) continue;
     const std::int64_t count = part.counts[share] / part.blocks;  // of each block
     const std::int64_t block = shares.start(i, shares.num_shares()) / part.blocks;
-    auto* to = static_cast<std::byte*>(part.data) + shares.start(i, share) / part.blocks * byte_size(part.dtype);
-    const auto* from = static_cast<const std::byte*>(part.source);
+    const DType out = part.out_type();
+    auto* to = static_cast<std::byte*>(part.out.address) + shares.start(i, share) / part.blocks * byte_size(out);
+    const auto* from = static_cast<const std::byte*>(part.in.address);
     for (std::int64_t b = 0; b < part.blocks; ++b)
-      board.count_copied(copy(to + b * block * byte_size(part.dtype), part.dtype,
-                              from + b * count * byte_size(part.source_dtype), part.source_dtype, count, false));
+      board.count_copied(copy(to + b * block * byte_size(out), out, from + b * count * byte_size(part.dtype),
+                              part.dtype, count, false));
   }
 }
 
-void copy_sources(Board& board, std::span<const FlatPart> parts) {
-  for (const FlatPart& part : parts)
-    if (part.source != nullptr)
-      board.count_copied(copy(part.data, part.dtype, part.source, part.dtype, part.count, false));
+void copy_sources(Board& board, std::span<const CollectivePart> parts) {
+  for (const CollectivePart& part : parts)
+    if (part.in.address != nullptr)
+      board.count_copied(copy(part.out.address, part.dtype, part.in.address, part.dtype, part.counts[0], false));
 }
 
-void read_gather(Board& board, const Exchange& exchange, std::span<const GatherPart> parts, const Shares& shares) {
+void read_gather(Board& board, const Exchange& exchange, std::span<const CollectivePart> parts, const Shares& shares) {
   const bool streams = shares.num_bytes() >= kStreamBytes;
   for (int peer = 0; peer < board.size(); ++peer)
     if (peer != board.rank() || exchange.is_in_place()) copy_share(board, exchange, peer, peer, parts, streams);
@@ -63,15 +71,14 @@ void show_scatter(const Board& board, Exchange& exchange) {
     if (peer != board.rank()) exchange.show(peer);
 }
 
-void read_scatter(Board& board, const Exchange& exchange, std::span<const ScatterPart> parts, const Shares& shares,
-                  const ReduceOptions& options) {
+void read_scatter(Board& board, const Exchange& exchange, const Collective& call, const Shares& shares) {
   std::vector<const std::byte*> inputs(shares.num_shares());
   for (const Piece& piece : exchange.pieces(board.rank())) {
-    const ScatterPart& part = parts[piece.strip];
-    const Reduction reduction = reduction_of(options, board.size(), part);
+    const CollectivePart& part = call.parts[piece.strip];
+    const Reduction reduction = reduction_of(call.reduction, board.size(), part);
     const std::int64_t at = piece.packed - shares.start(piece.strip, static_cast<std::size_t>(board.rank()));
     reduce_piece(board, exchange, board.rank(), piece, inputs,
-                 static_cast<std::byte*>(part.out) + at * byte_size(reduction.out), reduction,
+                 static_cast<std::byte*>(part.out.address) + at * byte_size(reduction.out), reduction,
                  shares.num_bytes() >= kStreamBytes);
   }
 }

@@ -14,7 +14,7 @@ bool SplitCall::fits(const Collective& call, const BoardLane& lane) {
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     std::size_t bytes = 0;
     for (const CollectivePart& part : call.parts) {
-      const DType dtype = gathers ? part.out_dtype.value_or(part.dtype) : part.dtype;
+      const DType dtype = gathers ? part.out_type() : part.dtype;
       const auto run = static_cast<std::size_t>(part.counts[rank] / part.blocks * byte_size(dtype));
       const auto blocks = static_cast<std::size_t>(part.blocks);
       total += blocks * run;
@@ -23,16 +23,6 @@ bool SplitCall::fits(const Collective& call, const BoardLane& lane) {
     if (bytes > slot) return false;
   }
   return total <= static_cast<std::size_t>(kSmallBytes);
-}
-
-void SplitCall::open() {
-  if (call_.op == CommOp::all_gather) {
-    gathers_ = gather_parts(call_, lane_.rank());
-    opened_ = lane_.open(gathers_);
-  } else {
-    scatters_ = scatter_parts(call_);
-    opened_ = lane_.open(scatters_, call_.reduction);
-  }
 }
 
 /// Whatever leaves a half early fails the group, as in BoardLane::run().
@@ -50,13 +40,13 @@ void SplitCall::guarded(Body&& body) {
 }
 
 void SplitCall::begin() {
-  open();
+  opened_ = lane_.open(call_);
   guarded([&](Board& board) {
     board.take_copied();  // of a call that failed
     board.enter(opened_->call, BoardClock::now());
     const bool gathers = call_.op == CommOp::all_gather;
     exchange_.emplace(board, opened_->shares, gathers ? 1 : opened_->shares.num_shares(), gathers ? lane_.rank() : -1);
-    if (gathers) copy_sources(board, gathers_, opened_->shares);
+    if (gathers) copy_sources(board, call_.parts, opened_->shares);
     exchange_->next();
     if (gathers) exchange_->show(lane_.rank());
     else show_scatter(board, *exchange_);
@@ -75,8 +65,8 @@ void SplitCall::finish() {
     throw CommError(fmt::format("{}: the group was reset before this rank had its result", opened_->call.text()));
   guarded([&](Board&) {
     board.meet_others();
-    if (call_.op == CommOp::all_gather) read_gather(board, *exchange_, gathers_, opened_->shares);
-    else read_scatter(board, *exchange_, scatters_, opened_->shares, call_.reduction);
+    if (call_.op == CommOp::all_gather) read_gather(board, *exchange_, call_.parts, opened_->shares);
+    else read_scatter(board, *exchange_, call_, opened_->shares);
     board.leave();
   });
   lane_.count(call_.op, opened_->num_bytes, start);

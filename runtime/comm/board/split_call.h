@@ -7,7 +7,6 @@
 //
 // The rounds are those of any staged call, so a rank that runs its call at once meets one that splits it.
 #include <optional>
-#include <vector>
 
 #include "runtime/comm/board/board_lane.h"
 #include "runtime/comm/board/exchange.h"
@@ -32,14 +31,11 @@ class SplitCall {
   void finish();
 
  private:
-  void open();
   template <class Body>
   void guarded(Body&& body);
 
   const Collective call_;
   BoardLane& lane_;
-  std::vector<GatherPart> gathers_;
-  std::vector<ScatterPart> scatters_;
   std::optional<BoardLane::Opened> opened_;
   std::optional<Exchange> exchange_;
   std::uint64_t number_ = 0;  // on the board

@@ -3,7 +3,6 @@
 // hence the number of rounds.
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <vector>
 
 #include "runtime/comm/board/byte_stream.h"
@@ -17,11 +16,11 @@ namespace {
 /// Counts of all ranks: [sender][part][receiver].
 class SendCounts {
  public:
-  SendCounts(Board& board, std::span<const SwapPart> parts)
+  SendCounts(Board& board, std::span<const CollectivePart> parts)
       : size_(static_cast<std::size_t>(board.size())), num_parts_(parts.size()), counts_(size_ * num_parts_ * size_) {
     const std::vector<std::int64_t> row(size_, static_cast<std::int64_t>(num_parts_ * size_));
     auto* own = counts_.data() + static_cast<std::size_t>(board.rank()) * num_parts_ * size_;
-    for (const SwapPart& part : parts) own = std::ranges::copy(part.in_counts, own).out;
+    for (const CollectivePart& part : parts) own = std::ranges::copy(part.counts, own).out;
     Shares shares(board.size());
     shares.add(counts_.data(), DType::i64, row);
     Exchange exchange(board, shares, 1, board.rank());
@@ -44,24 +43,23 @@ class SendCounts {
   std::vector<std::int64_t> counts_;
 };
 
-/// The stretches of a tensor list that belong to one rank.
-template <class Part>
-ByteStream stream_of(std::span<const Part> parts, std::size_t rank, auto&& data, auto&& counts) {
+/// The stretches of a list of buffers that belong to one rank.
+ByteStream stream_of(std::span<const CollectivePart> parts, std::size_t rank, Buffer CollectivePart::* buffer,
+                     std::vector<std::int64_t> CollectivePart::* counts) {
   ByteStream stream;
-  for (const Part& part : parts) {
-    const auto list = counts(part);
-    const auto size = static_cast<std::size_t>(byte_size(part.dtype));
-    const auto before = static_cast<std::size_t>(
-        std::accumulate(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(rank), std::int64_t{0}));
-    const auto bytes = static_cast<std::size_t>(list[rank]) * size;
-    if (bytes > 0) stream.add(static_cast<const std::byte*>(data(part)) + before * size, bytes);
+  for (const CollectivePart& part : parts) {
+    const std::vector<std::int64_t>& list = part.*counts;
+    const std::int64_t size = byte_size(part.dtype), bytes = list[rank] * size;
+    const std::int64_t before = sum(std::span(list).first(rank)) * size;
+    if (bytes > 0)
+      stream.add(static_cast<const std::byte*>((part.*buffer).address) + before, static_cast<std::size_t>(bytes));
   }
   return stream;
 }
 
 }  // namespace
 
-void swap_parts(Board& board, std::span<const SwapPart> parts) {
+void swap_parts(Board& board, std::span<const CollectivePart> parts) {
   const auto size = static_cast<std::size_t>(board.size()), me = static_cast<std::size_t>(board.rank());
   const SendCounts counts(board, parts);
   board.take_copied();  // what was written so far are counts, not elements
@@ -75,11 +73,8 @@ void swap_parts(Board& board, std::span<const SwapPart> parts) {
 
   std::vector<ByteStream> out, in;  // to and from each rank
   for (std::size_t rank = 0; rank < size; ++rank) {
-    out.push_back(
-        stream_of(parts, rank, [](const SwapPart& p) { return p.in; }, [](const SwapPart& p) { return p.in_counts; }));
-    in.push_back(stream_of(
-        parts, rank, [](const SwapPart& p) { return static_cast<const void*>(p.out); },
-        [](const SwapPart& p) { return p.out_counts; }));
+    out.push_back(stream_of(parts, rank, &CollectivePart::in, &CollectivePart::counts));
+    in.push_back(stream_of(parts, rank, &CollectivePart::out, &CollectivePart::out_counts));
   }
   std::size_t most = 0;
   for (std::size_t from = 0; from < size; ++from)

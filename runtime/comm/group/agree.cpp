@@ -31,14 +31,12 @@ std::vector<std::string> gather_text(ProcessGroup& any, std::string_view text) {
   const auto self = static_cast<std::size_t>(group.rank());
   std::vector<std::int64_t> sizes(ranks, 0), ones(ranks, 1);
   sizes[self] = static_cast<std::int64_t>(text.size());
-  const GatherPart size_part{sizes.data(), DType::i64, ones};
-  group.all_gather({&size_part, 1});
+  group.all_gather({in_place(sizes.data(), DType::i64, ones)});
 
   std::string all(static_cast<std::size_t>(std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0})), '\0');
   const auto before = std::accumulate(sizes.begin(), sizes.begin() + group.rank(), std::int64_t{0});
   text.copy(all.data() + before, text.size());
-  const GatherPart text_part{all.data(), DType::u8, sizes};
-  group.all_gather({&text_part, 1});
+  group.all_gather({in_place(all.data(), DType::u8, sizes)});
 
   std::vector<std::string> result;
   std::size_t at = 0;

@@ -46,7 +46,7 @@ void check_blocks(const Collective& call, const CollectivePart& part, std::size_
 
 // A cast, and shards that are strewn over the full tensor, write elements where others have yet to be read.
 void check_apart(const Collective& call, const CollectivePart& part, const CollectiveExtent& extent, std::size_t i) {
-  const DType out = part.out_dtype.value_or(part.dtype);
+  const DType out = part.out_type();
   if ((out == part.dtype && part.blocks == 1) || extent.in == 0 || extent.out == 0) return;
   if (intersect(part.in.address, extent.in, part.out.address, extent.out))
     fail("{}: tensor {} is {} and its input lies in its output; give a buffer of its own", comm::name(call.op), i,
@@ -61,19 +61,31 @@ std::string_view name(ReduceKind kind) {
   return names[static_cast<int>(kind)];
 }
 
+bool CollectivePart::is_in_place(int rank) const {
+  if (dtype != out_type() || blocks != 1) return false;
+  const std::int64_t before = sum(std::span(counts).first(static_cast<std::size_t>(rank)));
+  return in.address == nullptr || in.address == static_cast<std::byte*>(out.address) + before * byte_size(dtype);
+}
+
+CollectivePart in_place(void* data, DType dtype, std::int64_t count) {
+  const Buffer buffer{data, count * byte_size(dtype), Device::cpu()};
+  return {.in = buffer, .out = buffer, .dtype = dtype, .counts = {count}};
+}
+
+CollectivePart in_place(void* data, DType dtype, std::vector<std::int64_t> counts) {
+  const Buffer out{data, sum(counts) * byte_size(dtype), Device::cpu()};
+  return {.out = out, .dtype = dtype, .counts = std::move(counts)};
+}
+
 std::int64_t Collective::bytes() const {
   std::int64_t total = 0;
-  for (const CollectivePart& part : parts) {
-    const DType out = part.out_dtype.value_or(part.dtype), wire = part.wire.value_or(part.dtype);
-    const std::int64_t item =
-        op == CommOp::all_gather ? byte_size(out) : std::min(byte_size(part.dtype), byte_size(wire));
-    total += sum(part.counts) * item;
-  }
+  for (const CollectivePart& part : parts)
+    total += sum(part.counts) * (op == CommOp::all_gather ? byte_size(part.out_type()) : part.wire_size());
   return total;
 }
 
 CollectiveExtent extent_of(const Collective& call, const CollectivePart& part, int rank) {
-  const std::int64_t in = byte_size(part.dtype), out = byte_size(part.out_dtype.value_or(part.dtype));
+  const std::int64_t in = byte_size(part.dtype), out = byte_size(part.out_type());
   switch (call.op) {
     case CommOp::all_gather: return {in * part.counts[static_cast<std::size_t>(rank)], out * sum(part.counts)};
     case CommOp::reduce_scatter: return {in * sum(part.counts), out * part.counts[static_cast<std::size_t>(rank)]};

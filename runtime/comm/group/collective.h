@@ -1,5 +1,6 @@
 #pragma once
 // A collective as data: what a process group is asked to queue, on buffers of any device.
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -26,10 +27,11 @@ struct Buffer {
 };
 
 /// One tensor of a collective; `counts` are elements, of rank r counts[r], and lie in rank order.
-///   all_gather      in: this rank's counts[rank] elements of `dtype`, which may lie at their place in `out`;
-///                   out: sum(counts) of `out_dtype`
+///   all_gather      in: this rank's counts[rank] elements of `dtype`, which may lie at their place in `out`; a
+///                   HostGroup takes no address for that; out: sum(counts) of `out_dtype`
 ///   reduce_scatter  in: sum(counts) of `dtype`, out: counts[rank] of `out_dtype`, perhaps the own part of `in`. Inputs
-///                   and result are rounded to `wire`, and with `accumulate` added to what `out` holds
+///                   and result are rounded to `wire`, sums are kept in f32 (f64 of f64), and with `accumulate`
+///                   added to what `out` holds, f64 in f64. A wider wire than `dtype` moves no more bytes
 ///   all_reduce      counts[0] elements from `in` to `out`, which may be `in`
 ///   broadcast       counts[0] elements from the root's `in` to every rank's `out`, which may be `in`
 ///   all_to_all      in: counts[r] elements for each rank, out: out_counts[r] from each; they must not overlap
@@ -47,7 +49,18 @@ struct CollectivePart {
   bool accumulate = false;
   std::vector<std::int64_t> out_counts{};
   std::int64_t blocks = 1;
+
+  DType out_type() const { return out_dtype.value_or(dtype); }
+  DType wire_type() const { return wire.value_or(dtype); }
+  std::int64_t wire_size() const { return std::min(byte_size(dtype), byte_size(wire_type())); }
+  /// all_gather: `rank`'s elements lie at their place in `out`.
+  bool is_in_place(int rank) const;
 };
+
+/// `count` elements, which are reduced, overwritten, sent or received where they lie.
+CollectivePart in_place(void* data, DType dtype, std::int64_t count);
+/// all_gather to `data`, where this rank's elements are at their place.
+CollectivePart in_place(void* data, DType dtype, std::vector<std::int64_t> counts);
 
 struct Collective {
   comm::CommOp op;

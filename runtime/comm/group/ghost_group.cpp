@@ -63,17 +63,7 @@ class GhostGroup final : public HostGroup {
     return *this;
   }
 
-  void all_gather(std::span<const GatherPart> parts) override;
-  void all_reduce(std::span<const FlatPart> parts, ReduceOptions options) override;
-  void broadcast(std::span<const FlatPart>, int root) override {
-    check(root >= 0 && root < size(), "broadcast from rank {} of a group of {}", root, size());
-    check_usable();
-  }
-  void reduce_scatter(std::span<const ScatterPart>, ReduceOptions) override { refuse("reduce_scatter"); }
-  void all_to_all(std::span<const SwapPart>) override { refuse("all_to_all"); }
-  void send(std::span<const FlatPart>, int) override { refuse("send"); }
-  void recv(std::span<const FlatPart>, int) override { refuse("recv"); }
-  void barrier() override { check_usable(); }
+  void run(const Collective& call) override;
   std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label) override;
 
   void abort(std::string_view reason) override {
@@ -86,6 +76,8 @@ class GhostGroup final : public HostGroup {
   SharedHeap shared_heap() const override { return {}; }
 
  private:
+  void gather(const CollectivePart& part) const;
+  void check_keeps_value(const ReduceOptions& reduction) const;
   /// At the end of a call too: the reason why the group failed, if it did.
   void check_usable() const {
     check_fits_rank(*this);
@@ -101,27 +93,39 @@ class GhostGroup final : public HostGroup {
   comm::LaneNumbers lane_numbers_;
 };
 
-void GhostGroup::all_gather(std::span<const GatherPart> parts) {
-  for (const GatherPart& part : parts) {
-    check(static_cast<int>(part.counts.size()) == size(), "all_gather of {} parts over {} ranks", part.counts.size(),
-          size());
-    const std::int64_t count = part.counts[0];
-    if (std::ranges::any_of(part.counts, [&](std::int64_t c) { return c != count; }))
-      refuse("all_gather of unequal parts");
-    if (part.source && part.source_dtype != part.dtype) refuse("all_gather that casts");
-    const auto bytes = static_cast<std::size_t>(count * byte_size(part.dtype));
-    auto* const all = static_cast<std::byte*>(part.data);
-    const void* const own = part.source ? part.source : all + static_cast<std::size_t>(rank()) * bytes;
-    for (std::size_t r = 0; bytes > 0 && r < part.counts.size(); ++r)
-      if (all + r * bytes != own) std::memcpy(all + r * bytes, own, bytes);
+/// What a rank knows of its peers: values that are equal on all.
+void GhostGroup::run(const Collective& call) {
+  switch (call.op) {
+    case comm::CommOp::all_gather:
+      for (const CollectivePart& part : call.parts) gather(part);
+      break;
+    case comm::CommOp::all_reduce: check_keeps_value(call.reduction); break;
+    case comm::CommOp::broadcast:
+      check(call.peer >= 0 && call.peer < size(), "broadcast from rank {} of a group of {}", call.peer, size());
+      break;
+    case comm::CommOp::barrier: break;
+    default: refuse(comm::name(call.op));
   }
   check_usable();
 }
 
-void GhostGroup::all_reduce(std::span<const FlatPart>, ReduceOptions options) {
-  const bool keeps_value = options.kind != ReduceKind::sum && options.kind != ReduceKind::product;
-  if (!keeps_value || options.scale != 1) refuse(fmt::format("all_reduce by {}", sherd::name(options.kind)));
-  check_usable();
+void GhostGroup::gather(const CollectivePart& part) const {
+  check(static_cast<int>(part.counts.size()) == size(), "all_gather of {} parts over {} ranks", part.counts.size(),
+        size());
+  const std::int64_t count = part.counts[0];
+  if (std::ranges::any_of(part.counts, [&](std::int64_t c) { return c != count; }))
+    refuse("all_gather of unequal parts");
+  if (part.dtype != part.out_type()) refuse("all_gather that casts");
+  const auto bytes = static_cast<std::size_t>(count * byte_size(part.dtype));
+  auto* const all = static_cast<std::byte*>(part.out.address);
+  const void* const own = part.is_in_place(rank()) ? all + static_cast<std::size_t>(rank()) * bytes : part.in.address;
+  for (std::size_t r = 0; bytes > 0 && r < part.counts.size(); ++r)
+    if (all + r * bytes != own) std::memcpy(all + r * bytes, own, bytes);
+}
+
+void GhostGroup::check_keeps_value(const ReduceOptions& reduction) const {
+  const bool keeps_value = reduction.kind != ReduceKind::sum && reduction.kind != ReduceKind::product;
+  if (!keeps_value || reduction.scale != 1) refuse(fmt::format("all_reduce by {}", sherd::name(reduction.kind)));
 }
 
 std::shared_ptr<ProcessGroup> GhostGroup::subgroup(std::span<const int> ranks, std::string_view label) {

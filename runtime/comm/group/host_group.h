@@ -5,62 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
-#include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "runtime/comm/group/process_group.h"
 
 namespace sherd {
-
-/// One tensor of a grouped launch: `counts[r]` elements belong to rank r and lie in rank order from `data`.
-/// Counts may be uneven or zero. all_gather: the own part is already in place, the others are filled in; or, with
-/// `source`, the own part is there as counts[rank] elements of source_dtype, and the call puts all parts in place and
-/// casts them in the same pass. Of several `blocks` (collective.h) there is always a source.
-struct GatherPart {
-  void* data;
-  DType dtype;
-  std::span<const std::int64_t> counts;
-  const void* source = nullptr;
-  DType source_dtype = DType::f32;
-  std::int64_t blocks = 1;
-};
-
-/// reduce_scatter: `in` holds sum(counts) elements on every rank, `out` receives counts[rank] reduced ones.
-/// `out` may lie inside `in` at the own part. With `accumulate` the result is added to what `out` holds. Floats may
-/// travel and arrive in other types: every input and the result are rounded to `wire`, sums are kept in f32 (f64 of
-/// f64), and `out` is of type `out_dtype`, f64 added to in f64; unset, both are `dtype`. A wider wire than the inputs
-/// moves no more bytes.
-struct ScatterPart {
-  const void* in;
-  void* out;
-  DType dtype;
-  std::span<const std::int64_t> counts;
-  bool accumulate = false;
-  std::optional<DType> wire{};
-  std::optional<DType> out_dtype{};
-  std::int64_t blocks = 1;  ///< of `in`, see collective.h; `out` then lies apart
-};
-
-/// `count` elements, reduced or overwritten in place. all_reduce, and broadcast on the root: with `source` they are
-/// there before the call, which puts them in place.
-struct FlatPart {
-  void* data;
-  DType dtype;
-  std::int64_t count;
-  const void* source = nullptr;
-};
-
-/// all_to_all: `in` holds in_counts[r] elements for each rank r, in rank order; `out` receives out_counts[r] from each,
-/// which must be what rank r sends. They must not overlap.
-struct SwapPart {
-  const void* in;
-  void* out;
-  DType dtype;
-  std::span<const std::int64_t> in_counts;
-  std::span<const std::int64_t> out_counts;
-};
 
 /// Counts since the group was made; one grouped launch is one call. `bytes` are those of the full buffers. `copied` are
 /// those that this rank has written to move them, into its own tensors and into memory that its peers read: a gather of
@@ -109,17 +60,27 @@ class HostGroup : public ProcessGroup {
   /// at a time may use a lane. Lives as long as the group. Error unless 0 <= index < kNumLanes.
   virtual HostGroup& lane(int index) = 0;
 
-  virtual void all_gather(std::span<const GatherPart> parts) = 0;
-  virtual void reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) = 0;
-  virtual void all_reduce(std::span<const FlatPart> parts, ReduceOptions options) = 0;
-  virtual void broadcast(std::span<const FlatPart> parts, int root) = 0;
-  virtual void all_to_all(std::span<const SwapPart> parts) = 0;
-  virtual void barrier() = 0;
+  /// Runs a collective to its end. The addresses of its buffers count, not their sizes. all_to_all: a rank receives
+  /// what its peer sends, or the call fails. A send ends when the peer has received everything, so two ranks that first
+  /// send to each other wait for each other; the deadline names both calls. Lists of a pair must agree in types and
+  /// counts.
+  virtual void run(const Collective& call) = 0;
 
-  /// Between two ranks: the others take no part. A send ends when the peer has received everything, so two ranks that
-  /// first send to each other wait for each other; the deadline names both calls. Lists must agree in types and counts.
-  virtual void send(std::span<const FlatPart> parts, int to) = 0;
-  virtual void recv(std::span<const FlatPart> parts, int from) = 0;
+  using Parts = std::vector<CollectivePart>;
+  void all_gather(Parts parts) { run({.op = comm::CommOp::all_gather, .parts = std::move(parts)}); }
+  void reduce_scatter(Parts parts, ReduceOptions reduction) {
+    run({.op = comm::CommOp::reduce_scatter, .parts = std::move(parts), .reduction = reduction});
+  }
+  void all_reduce(Parts parts, ReduceOptions reduction) {
+    run({.op = comm::CommOp::all_reduce, .parts = std::move(parts), .reduction = reduction});
+  }
+  void broadcast(Parts parts, int root) {
+    run({.op = comm::CommOp::broadcast, .parts = std::move(parts), .peer = root});
+  }
+  void all_to_all(Parts parts) { run({.op = comm::CommOp::all_to_all, .parts = std::move(parts)}); }
+  void send(Parts parts, int to) { run({.op = comm::CommOp::send, .parts = std::move(parts), .peer = to}); }
+  void recv(Parts parts, int from) { run({.op = comm::CommOp::recv, .parts = std::move(parts), .peer = from}); }
+  void barrier() { run({.op = comm::CommOp::barrier}); }
 
   /// Counts of this lane; the group's are the sum over all lanes. From any thread.
   virtual CommCounts counts() const = 0;
@@ -136,16 +97,11 @@ class HostGroup : public ProcessGroup {
 };
 
 namespace comm {
-/// A collective of host memory as parts of a HostGroup, which borrow the counts of `call`.
-std::vector<GatherPart> gather_parts(const Collective& call, int rank);
-std::vector<ScatterPart> scatter_parts(const Collective& call);
-/// Runs a collective on host memory to its end, on the calling thread: what the work of a host queue does.
-void run_on_host(HostGroup& lane, const Collective& call);
 /// Throws Error unless `group` can issue this there.
 void check_issue(const ProcessGroup& group, const Collective& call, const CollectiveSite& site);
 /// What is submitted for it, without what it does.
 QueueWork work_of(HostGroup& lane, const Collective& call, const CollectiveSite& site);
-/// ProcessGroup::issue() of a group that moves host memory alone: checks the buffers and queues run_on_host().
+/// ProcessGroup::issue() of a group that moves host memory alone: checks the buffers and queues run().
 void issue_on_host(HostGroup& group, Collective call, const CollectiveSite& site);
 }  // namespace comm
 

@@ -155,7 +155,7 @@ void StagedGroup::issue(Collective call, const CollectiveSite& site) {
                              [&lane, memory, call = std::move(staged.call), subject = std::string(site.subject),
                               part = std::string(site.part)]() mutable {
                                const comm::SubjectScope scope(subject, part);
-                               comm::run_on_host(lane, call);
+                               lane.run(call);
                                memory.reset();  // the item itself stays until it is waited for
                              },
                          .abort = [&lane](std::string_view reason) { lane.abort(reason); }});

@@ -62,9 +62,7 @@ int count_hosts(ProcessGroup& group, const RankInfo& own) {
   const auto size = static_cast<std::size_t>(group.size()), self = static_cast<std::size_t>(group.rank());
   std::vector<std::int64_t> all(size * kFacts);
   std::ranges::copy(facts_of(own), all.begin() + static_cast<std::ptrdiff_t>(self * kFacts));
-  const std::vector<std::int64_t> counts(size, kFacts);
-  const GatherPart part{all.data(), DType::i64, counts};
-  group.host().all_gather({&part, 1});
+  group.host().all_gather({in_place(all.data(), DType::i64, std::vector<std::int64_t>(size, kFacts))});
   std::vector<RankInfo> ranks;
   for (std::size_t r = 0; r < size; ++r)
     ranks.push_back(from_facts(std::span<const std::int64_t, kFacts>(all.data() + r * kFacts, kFacts)));

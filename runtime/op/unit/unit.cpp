@@ -363,7 +363,7 @@ void submit_sums(const ReplicaSumAttrs& attrs, ReplicaSum sums, std::int64_t byt
                    [&lane, call = std::move(sums.call), stores = std::move(stores), part = std::move(sums.part),
                     unit = unit.shared()] {
                      const comm::SubjectScope subject(unit->name, part);
-                     comm::run_on_host(lane, call);
+                     lane.run(call);
                      for (const HostPart& store : stores) reduce_on_host(store, 1);
                    },
                .loans = sums.loans,

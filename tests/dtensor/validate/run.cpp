@@ -121,8 +121,7 @@ class RankRun {
   void agree(const Result& result) {
     std::int64_t state[2] = {result.calls + (result.cost == Cost::refused ? 1'000'000 : 0), 0};
     state[1] = -state[0];
-    const FlatPart part{state, DType::i64, 2};
-    group_->host().all_reduce({&part, 1}, {.kind = ReduceKind::max});
+    group_->host().all_reduce({in_place(state, DType::i64, 2)}, {.kind = ReduceKind::max});
     if (state[0] != -state[1])
       fail("ranks disagree: this one made {} collectives{}", result.calls,
            result.refusal.empty() ? "" : " and says: " + result.refusal);
