@@ -5,7 +5,7 @@
 #include "dtensor/spec.h"
 #include "runtime/op/rows/ops.h"
 
-namespace sherd::nn {
+namespace sherd::ckpt {
 
 Box local_box(const Tensor& value) {
   if (!value.is_distributed()) return whole_box(value.shape());
@@ -82,4 +82,4 @@ bool saves_box(const Tensor& value, int rank) {
   return std::ranges::all_of(replica_axes(value), [&](int axis) { return root.coordinate(axis) == 0; });
 }
 
-}  // namespace sherd::nn
+}  // namespace sherd::ckpt

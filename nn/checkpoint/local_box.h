@@ -5,7 +5,7 @@
 #include "nn/checkpoint/format/box.h"
 #include "runtime/op/core/tensor.h"
 
-namespace sherd::nn {
+namespace sherd::ckpt {
 
 /// This rank's shard; of a plain tensor the full box. Error if it is Partial: no rank has its values.
 Box local_box(const Tensor& value);
@@ -27,4 +27,4 @@ std::vector<int> replica_axes(const Tensor& value);
 /// with coordinate 0 along all axes of the root mesh that do not shard it.
 bool saves_box(const Tensor& value, int rank);
 
-}  // namespace sherd::nn
+}  // namespace sherd::ckpt

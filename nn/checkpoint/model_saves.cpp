@@ -13,15 +13,15 @@ namespace {
 ProcessGroup& group_or_job(const std::shared_ptr<ProcessGroup>& group) { return group ? *group : *world_group(); }
 
 void save_state(const std::string& dir, Module& model, Optimizer* optimizer, const SaveOptions& options) {
-  Manifest manifest;
+  ckpt::Manifest manifest;
   manifest.step = options.step;
   manifest.state = options.state;
   save_checkpoint(dir, std::move(manifest), training_state(model, optimizer, options.scaler),
                   group_or_job(options.group), options.retention);
 }
 
-// Of a model alone the rest of a save may be a training's.
-void check_has_all(const CheckpointReader& save, const std::vector<StateEntry>& entries) {
+// Without an optimizer the rest of a save may be a training's.
+void check_has_all(const ckpt::CheckpointReader& save, const std::vector<StateEntry>& entries) {
   std::set<std::pair<std::string, std::string>> wanted;
   for (const StateEntry& entry : entries)
     if (!entry.usually || save.contains(entry.kind, entry.name)) wanted.emplace(entry.kind, entry.name);
@@ -30,9 +30,9 @@ void check_has_all(const CheckpointReader& save, const std::vector<StateEntry>& 
 
 Loaded load_state(const std::string& dir, Module& model, Optimizer* optimizer, const LoadOptions& options) {
   const std::vector<StateEntry> entries = training_state(model, optimizer, options.scaler);
-  const auto used = use_newest_good(
+  const auto used = ckpt::use_newest_good(
       dir, group_or_job(options.group),
-      [&](const CheckpointReader& save) {
+      [&](const ckpt::CheckpointReader& save) {
         if (optimizer != nullptr) check_has_all(save, entries);
         load_checkpoint(save, entries);
       },

@@ -15,8 +15,8 @@ namespace sherd::nn {
 struct SaveOptions {
   std::int64_t step = 0;                           ///< updates made
   LossScaler* scaler = nullptr;                    ///< saved too
-  std::map<std::string, StateValue> state{};       ///< what else to keep: Loaded::state
-  Retention retention{};                           ///< which of the older saves stay
+  std::map<std::string, ckpt::StateValue> state{};  ///< what else to keep: Loaded::state
+  ckpt::Retention retention{};                      ///< which of the older saves stay
   std::shared_ptr<ProcessGroup> group = nullptr;   ///< ranks that hold the model; null: all of the job
 };
 
@@ -33,13 +33,13 @@ struct LoadOptions {
 
 struct Loaded {
   std::int64_t step = 0;
-  std::map<std::string, StateValue> state{};
+  std::map<std::string, ckpt::StateValue> state{};
 };
 
 /// Loads the newest save in `dir` (or the save that `dir` is) that is good on all ranks, made by any number of ranks in
 /// any layout; damaged ones are passed over, which rank 0 says on stderr. The model has memory (materialize() or
-/// allocate()). Collective. Errors as use_newest_good() and load_checkpoint(), and for tensors of the save that model
-/// and optimizer do not have.
+/// allocate()). Collective. Errors as ckpt::use_newest_good() and load_checkpoint(), and for tensors of the save that
+/// model and optimizer do not have.
 Loaded load(const std::string& dir, Module& model, Optimizer& optimizer, const LoadOptions& options = {});
 /// The same without an optimizer, whose state in the save is left out.
 Loaded load(const std::string& dir, Module& model, const LoadOptions& options = {});

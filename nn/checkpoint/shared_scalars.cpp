@@ -5,9 +5,9 @@
 
 #include "runtime/op/rows/ops.h"
 
-namespace sherd::nn {
+namespace sherd::ckpt {
 
-void SharedScalars::load(const StateEntry& entry) {
+void SharedScalars::load(const nn::StateEntry& entry) {
   const Tensor &now = entry.slot->value(), &usual = entry.usually->value();
   const std::optional<float> own = scalar_(entry);
   if (!own && is_usual(entry)) return;
@@ -18,9 +18,9 @@ void SharedScalars::load(const StateEntry& entry) {
 }
 
 float SharedScalars::value_of(const Slot& slot) const {
-  const auto found = std::ranges::find(state_, &slot, &StateEntry::slot);
+  const auto found = std::ranges::find(state_, &slot, &nn::StateEntry::slot);
   const std::optional<float> loaded = found == state_.end() ? std::nullopt : scalar_(*found);
   return loaded ? *loaded : slot.value().item<float>();
 }
 
-}  // namespace sherd::nn
+}  // namespace sherd::ckpt

@@ -22,14 +22,15 @@ std::span<const std::byte> bytes_of(const Tensor& local) {
 
 // Tensors that must be copied first, from a device or because they are not dense, are one after the other. Of a home
 // outside of memory all that was looked at would stay there: it is left as soon as its bytes are written.
-PieceBytes saved_bytes(const Tensor& local) {
+ckpt::PieceBytes saved_bytes(const Tensor& local) {
   if (home_of(local) && local.is_contiguous())
-    return PieceBytes::Give([local](const PieceBytes::Use& use) {
+    return ckpt::PieceBytes::Give([local](const ckpt::PieceBytes::Use& use) {
       use(bytes_of(local));
       leave_memory(local);
     });
   if (local.device() == Device::cpu() && local.is_contiguous()) return bytes_of(local);
-  return PieceBytes::Give([local](const PieceBytes::Use& use) { use(bytes_of(to(contiguous(local), Device::cpu()))); });
+  return ckpt::PieceBytes::Give(
+      [local](const ckpt::PieceBytes::Use& use) { use(bytes_of(to(contiguous(local), Device::cpu()))); });
 }
 
 }  // namespace
@@ -77,24 +78,24 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer, Loss
   return state;
 }
 
-void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
-                     ProcessGroup& group, const Retention& retention) {
+void save_checkpoint(const std::string& dir, ckpt::Manifest manifest, const std::vector<StateEntry>& state,
+                     ProcessGroup& group, const ckpt::Retention& retention) {
   const PurposeScope purpose("save_checkpoint");
-  check_has_values(dir);
+  ckpt::check_has_values(dir);
   const GradMode off(false);
-  const std::string save = agreed_save_name(dir, manifest.step, group);
+  const std::string save = ckpt::agreed_save_name(dir, manifest.step, group);
   std::string file;
   together(group, [&] {
-    std::vector<Piece> pieces;
-    for (OwnPiece& own : own_pieces(state, group.rank())) {
+    std::vector<ckpt::Piece> pieces;
+    for (ckpt::OwnPiece& own : ckpt::own_pieces(state, group.rank())) {
       own.piece.bytes = saved_bytes(own.values);
       pieces.push_back(std::move(own.piece));
     }
-    file = rank_file_to_json(write_rank_file(dir, save, group.rank(), pieces));
+    file = ckpt::rank_file_to_json(ckpt::write_rank_file(dir, save, group.rank(), pieces));
   });
   const std::vector<std::string> files = gather_text(group, file);
   together(group, [&] {
-    if (group.rank() == 0) commit_files(dir, save, std::move(manifest), files, retention);
+    if (group.rank() == 0) ckpt::commit_files(dir, save, std::move(manifest), files, retention);
   });
 }
 

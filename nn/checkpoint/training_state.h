@@ -44,8 +44,8 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nul
 /// one. Older saves are removed by `retention`. Collective; blocks on the disk. On any failure (disk full, a directory
 /// that cannot be written) every rank throws Error and the older saves stay. Error on a ghost rank, which has no
 /// values, and on every rank if a step was left half done and nothing was loaded since.
-void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
-                     ProcessGroup& group, const Retention& retention = {});
+void save_checkpoint(const std::string& dir, ckpt::Manifest manifest, const std::vector<StateEntry>& state,
+                     ProcessGroup& group, const ckpt::Retention& retention = {});
 
 /// Fills the slots with the checkpoint's values, each rank its own shards; any number of ranks, in any layouts, may
 /// have written it. Reads and checks no other bytes than those in the blocks of these shards (read_box). Columns of a
@@ -58,6 +58,6 @@ void save_checkpoint(const std::string& dir, Manifest manifest, const std::vecto
 /// are none (CheckpointReader::require_exactly checks that). On a ghost rank names, dtypes and shapes are checked and
 /// the memory of loading is accounted; no bytes are read but the counts of steps, whose values say which slots share
 /// one, so bytes that are damaged go unnoticed.
-void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state);
+void load_checkpoint(const ckpt::CheckpointReader& reader, const std::vector<StateEntry>& state);
 
 }  // namespace sherd::nn

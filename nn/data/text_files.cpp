@@ -84,13 +84,13 @@ void TextFiles::read(std::int64_t offset, std::span<char> out) const {
 }
 
 std::string ContentHash::to_text() const {
-  return checksum_text(value) + (is_sampled() ? fmt::format(" of {} bytes", hashed_bytes) : "");
+  return ckpt::checksum_text(value) + (is_sampled() ? fmt::format(" of {} bytes", hashed_bytes) : "");
 }
 
 ContentHash TextFiles::content_hash(std::int64_t whole_bytes) const {
   constexpr std::int64_t kReadBytes = 1 << 20;
   ContentHash hash{.all_bytes = bytes()};
-  Checksum sum;
+  ckpt::Checksum sum;
   std::vector<char> buffer(static_cast<std::size_t>(std::min(bytes(), kReadBytes)));
   const auto add = [&](std::int64_t offset, std::int64_t count) {
     const std::span<char> block = std::span(buffer).first(static_cast<std::size_t>(count));
@@ -118,13 +118,13 @@ std::uint64_t TextFiles::identity() const {
         fmt::format("{} {} {} {}.{} {}.{} {}\n", status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
                     status.st_mtim.tv_nsec, status.st_ctim.tv_sec, status.st_ctim.tv_nsec, file.name);
   }
-  return checksum(text);
+  return ckpt::checksum(text);
 }
 
 std::uint64_t TextFiles::fingerprint() const {
   std::string text;
   for (const File& file : files_) text += fmt::format("{} {}\n", file.size, file.name);
-  return checksum(text);
+  return ckpt::checksum(text);
 }
 
 }  // namespace sherd

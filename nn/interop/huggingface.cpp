@@ -37,9 +37,9 @@ struct Index {
 
 Index parse_index(const std::string& path, std::string_view text) {
   Index index;
-  JsonMembers map{.name = "weight_map"};
+  ckpt::JsonMembers map{.name = "weight_map"};
   map.each = [&](const std::string& tensor, const json& file) {
-    if (!file.is_string()) fail("tensor \"{}\" is in {}, which is no file name", tensor, shown(file));
+    if (!file.is_string()) fail("tensor \"{}\" is in {}, which is no file name", tensor, ckpt::shown(file));
     const auto& name = file.get_ref<const std::string&>();
     check(!name.empty() && name != "." && name != ".." && name.find('/') == name.npos && name.find('\0') == name.npos,
           "tensor \"{}\" is in \"{}\", which is not the name of a file beside the index", tensor, name);
@@ -47,7 +47,7 @@ Index parse_index(const std::string& path, std::string_view text) {
           tensor);
   };
   try {
-    read_json(text, {.large = {map}});
+    ckpt::read_json(text, {.large = {map}});
   } catch (const Error& error) { fail("\"{}\": {}", path, error.message()); }
   return index;
 }
@@ -72,7 +72,7 @@ bool HuggingFaceWeights::is_at(const std::string& dir) {
 
 HuggingFaceWeights::HuggingFaceWeights(std::string dir) : dir_(std::move(dir)) {
   const std::string path = path_in(dir_, "config.json");
-  config_text_ = read_text(InputFile(path), kMaxTextBytes);
+  config_text_ = ckpt::read_text(ckpt::InputFile(path), kMaxTextBytes);
   try {
     config_ = config_from_huggingface(config_text_);
   } catch (const Error& error) { fail("\"{}\": {}", path, error.message()); }
@@ -83,20 +83,21 @@ HuggingFaceWeights::HuggingFaceWeights(std::string dir) : dir_(std::move(dir)) {
 void HuggingFaceWeights::open_files() {
   const std::string single = path_in(dir_, "model.safetensors"), path = path_in(dir_, "model.safetensors.index.json");
   Index index;
-  if (is_file_there(single)) {
-    files_.push_back(SafetensorsFile::open(single));
+  if (ckpt::is_file_there(single)) {
+    files_.push_back(ckpt::SafetensorsFile::open(single));
   } else {
-    check(is_file_there(path), "\"{}\" holds neither model.safetensors nor model.safetensors.index.json{}", dir_,
-          is_file_there(path_in(dir_, "pytorch_model.bin")) ? "; save its pytorch_model.bin as safetensors first" : "");
-    index_text_ = read_text(InputFile(path), kMaxTextBytes);
+    check(ckpt::is_file_there(path), "\"{}\" holds neither model.safetensors nor model.safetensors.index.json{}", dir_,
+          ckpt::is_file_there(path_in(dir_, "pytorch_model.bin")) ? "; save its pytorch_model.bin as safetensors first"
+                                                                  : "");
+    index_text_ = ckpt::read_text(ckpt::InputFile(path), kMaxTextBytes);
     index = parse_index(path, index_text_);
     for (const std::string& name : index.files) {
-      check(is_file_there(path_in(dir_, name)), "\"{}\" names the file \"{}\", which is not there", path, name);
-      files_.push_back(SafetensorsFile::open(path_in(dir_, name)));
+      check(ckpt::is_file_there(path_in(dir_, name)), "\"{}\" names the file \"{}\", which is not there", path, name);
+      files_.push_back(ckpt::SafetensorsFile::open(path_in(dir_, name)));
     }
   }
-  for (const SafetensorsFile& file : files_)
-    for (const TensorEntry& tensor : file.tensors()) {
+  for (const ckpt::SafetensorsFile& file : files_)
+    for (const ckpt::TensorEntry& tensor : file.tensors()) {
       if (!index_text_.empty()) {
         const auto listed = index.file_of.find(tensor.name);
         const bool is_listed = listed != index.file_of.end();
@@ -123,7 +124,7 @@ std::vector<HuggingFaceWeights::Match> HuggingFaceWeights::match_names() {
   has_prefix_ =
       std::any_of(stored_.begin(), stored_.end(), [&](const auto& t) { return t.first.starts_with(table.prefix); });
   std::vector<Match> matches;
-  std::set<const TensorEntry*> known;
+  std::set<const ckpt::TensorEntry*> known;
   const auto take = [&](const NameRule& rule, std::int64_t block) {
     const std::string name = name_in_block(rule.theirs, block);
     const Stored* stored = find_stored(name);
@@ -165,7 +166,7 @@ void HuggingFaceWeights::match_shapes(const std::vector<Match>& matches) {
   std::map<std::string, Shape> shapes;
   for (const auto& [name, parameter] : model->named_parameters()) shapes[name] = parameter->shape();
   for (const Match& match : matches) {
-    const TensorEntry& entry = *match.stored.entry;
+    const ckpt::TensorEntry& entry = *match.stored.entry;
     Shape stacked;
     for (const std::string& name : match.ours) {
       const Shape& shape = shapes.at(name);
@@ -183,7 +184,8 @@ void HuggingFaceWeights::match_shapes(const std::vector<Match>& matches) {
   for (const auto& [name, shape] : shapes)
     check(sources_.contains(name), "the name table has no tensor for our parameter \"{}\"", name);
   if (!tied_head_) return;
-  const TensorEntry &head = *tied_head_->stored.entry, &embedding = *sources_.at(std::string(kEmbedding)).stored.entry;
+  const ckpt::TensorEntry &head = *tied_head_->stored.entry,
+                          &embedding = *sources_.at(std::string(kEmbedding)).stored.entry;
   check(head.shape == embedding.shape && head.dtype == embedding.dtype,
         "\"{}\": tensor \"{}\" is {}{}, but it is tied to \"{}\", which is {}{}", tied_head_->stored.file->path(),
         head.name, name(head.dtype), to_string(head.shape), embedding.name, name(embedding.dtype),
@@ -194,8 +196,9 @@ Tensor HuggingFaceWeights::read_rows(const Source& source, std::int64_t row, std
   const auto& [file, entry] = source.stored;
   const std::int64_t element = byte_size(entry->dtype), first = source.first_row + row;
   if (!source.transposed) {
-    Tensor rows = Tensor::empty(rows_box(entry->shape, 0, count).shape, entry->dtype);
-    file->read(*entry, first * byte_count(entry->dtype, rows_box(entry->shape, 0, 1).shape), bytes_of(rows));
+    Tensor rows = Tensor::empty(ckpt::rows_box(entry->shape, 0, count).shape, entry->dtype);
+    file->read(*entry, first * ckpt::byte_count(entry->dtype, ckpt::rows_box(entry->shape, 0, 1).shape),
+               bytes_of(rows));
     return rows;
   }
   // Our rows are columns there: one read per stored row, or a single one for all columns.
@@ -221,7 +224,7 @@ void HuggingFaceWeights::check_tied_head(const Source& embedding, std::int64_t r
 void HuggingFaceWeights::load(const std::string& name, const Source& source, Parameter& parameter) const {
   const Tensor& value = parameter.sharded_value();
   if (home_of(value)) value.local().storage()->settle();  // all of it is written: a write that failed is no error
-  for (const auto& [box, values] : local_parts(value, parameter.shape())) {
+  for (const auto& [box, values] : ckpt::local_parts(value, parameter.shape())) {
     if (numel(box) > 0) {
       Tensor part = read_rows(source, box.offset[0], box.shape[0]);
       for (int d = 1; d < part.ndim(); ++d) part = narrow(std::move(part), d, box.offset[d], box.shape[d]);

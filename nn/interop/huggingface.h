@@ -29,7 +29,7 @@ class HuggingFaceWeights {
   const std::string& config_text() const { return config_text_; }
   const std::string& index_text() const { return index_text_; }
   /// In the order of their names.
-  const std::vector<SafetensorsFile>& files() const { return files_; }
+  const std::vector<ckpt::SafetensorsFile>& files() const { return files_; }
 
   /// Fills `model`, made from config() and allocated, each rank reading only its own rows; values are cast to the
   /// parameters' dtype. Local: wrap in together() when ranks must agree. Throws Error naming file and tensor (truncated
@@ -39,8 +39,8 @@ class HuggingFaceWeights {
 
  private:
   struct Stored {
-    const SafetensorsFile* file = nullptr;
-    const TensorEntry* entry = nullptr;
+    const ckpt::SafetensorsFile* file = nullptr;
+    const ckpt::TensorEntry* entry = nullptr;
   };
   /// Where one of our parameters is stored: rows first_row ... of a tensor, which may be transposed.
   struct Source {
@@ -65,7 +65,7 @@ class HuggingFaceWeights {
 
   std::string dir_, config_text_, index_text_;
   LanguageModelConfig config_;
-  std::vector<SafetensorsFile> files_;
+  std::vector<ckpt::SafetensorsFile> files_;
   bool has_prefix_ = true;
   std::map<std::string, Stored, std::less<>> stored_;   // by the name in the files
   std::map<std::string, Source, std::less<>> sources_;  // by the name of our parameter

@@ -76,15 +76,15 @@ const json* find(const json& object, const char* key) {
 void read_value(const json& value, const char* key, std::int64_t& out) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;  // keeps products of two sizes far from overflow
   check(value.is_number_integer() && value >= 1 && value <= kMost, "\"{}\" is {}, not an integer in 1..{}", key,
-        shown(value), kMost);
+        ckpt::shown(value), kMost);
   out = value.get<std::int64_t>();
 }
 void read_value(const json& value, const char* key, double& out) {
-  check(value.is_number() && value.get<double>() > 0, "\"{}\" is {}, not a positive number", key, shown(value));
+  check(value.is_number() && value.get<double>() > 0, "\"{}\" is {}, not a positive number", key, ckpt::shown(value));
   out = value.get<double>();
 }
 void read_value(const json& value, const char* key, bool& out) {
-  check(value.is_boolean(), "\"{}\" is {}, neither true nor false", key, shown(value));
+  check(value.is_boolean(), "\"{}\" is {}, neither true nor false", key, ckpt::shown(value));
   out = value.get<bool>();
 }
 
@@ -100,7 +100,7 @@ void read_keys(const json& object, std::span<const Key<C>> keys, C& config) {
 void check_fixed(const json& object, std::span<const Fixed> keys) {
   for (const Fixed& key : keys)
     if (const json* value = find(object, key.name))
-      check(*value == key.value, "\"{}\" is {}; only {} is supported", key.name, shown(*value), key.value);
+      check(*value == key.value, "\"{}\" is {}; only {} is supported", key.name, ckpt::shown(*value), key.value);
 }
 
 void check_heads(const char* key, std::int64_t heads, const char* by_key, std::int64_t by) {
@@ -112,14 +112,14 @@ void read_rope(const json& object, LlamaConfig& config) {
   for (const char* name : {"rope_scaling", "rope_parameters"}) {
     const json* rope = find(object, name);
     if (!rope) continue;
-    check(rope->is_object(), "\"{}\" is {}, not an object", name, shown(*rope));
+    check(rope->is_object(), "\"{}\" is {}, not an object", name, ckpt::shown(*rope));
     for (const char* kind : {"rope_type", "type"})
       if (const json* value = find(*rope, kind))
         check(*value == "default", "\"{}\" has the {} {}; only unscaled rotary positions (\"default\") are supported",
-              name, kind, shown(*value));
+              name, kind, ckpt::shown(*value));
     if (const json* theta = find(*rope, "rope_theta")) read_value(*theta, "rope_theta", config.rope_theta);
     if (const json* part = find(*rope, "partial_rotary_factor"))
-      check(*part == 1, "\"partial_rotary_factor\" is {}; only 1 is supported", shown(*part));
+      check(*part == 1, "\"partial_rotary_factor\" is {}; only 1 is supported", ckpt::shown(*part));
   }
 }
 
@@ -143,7 +143,7 @@ GptConfig read_gpt(const json& object) {
       if (*value == known.name) config.gelu = known.gelu;
     }
     check(std::find(names.begin(), names.end(), *value) != names.end(),
-          "\"activation_function\" is {}; supported are {}", shown(*value), fmt::join(names, ", "));
+          "\"activation_function\" is {}; supported are {}", ckpt::shown(*value), fmt::join(names, ", "));
   }
   return config;
 }
@@ -162,9 +162,9 @@ LlamaConfig read_llama(const json& object) {
     check(*value == config.width / config.heads,
           "\"head_dim\" is {}; only hidden_size / num_attention_heads = {} is "
           "supported",
-          shown(*value), config.width / config.heads);
+          ckpt::shown(*value), config.width / config.heads);
   if (const json* value = find(object, "hidden_act"))
-    check(*value == "silu" || *value == "swish", "\"hidden_act\" is {}; supported is \"silu\"", shown(*value));
+    check(*value == "silu" || *value == "swish", "\"hidden_act\" is {}; supported is \"silu\"", ckpt::shown(*value));
   return config;
 }
 
@@ -172,13 +172,13 @@ LlamaConfig read_llama(const json& object) {
 std::string architecture(const json& object) {
   if (const json* list = find(object, "architectures")) {
     check(list->is_array() && list->size() == 1 && (*list)[0].is_string(),
-          "\"architectures\" is {}, not a list of one name", shown(*list));
+          "\"architectures\" is {}, not a list of one name", ckpt::shown(*list));
     return (*list)[0].get<std::string>();
   }
   const json* type = find(object, "model_type");
   check(type != nullptr, "it has neither \"architectures\" nor \"model_type\"");
   if (*type == "gpt2") return kGptName;
-  return *type == "llama" ? kLlamaName : shown(*type);
+  return *type == "llama" ? kLlamaName : ckpt::shown(*type);
 }
 
 template <class C>
@@ -222,7 +222,7 @@ const char* torch_name(DType dtype) {
 }  // namespace
 
 LanguageModelConfig config_from_huggingface(std::string_view text) {
-  const json object = parse_bounded_json(text);
+  const json object = ckpt::parse_bounded_json(text);
   check(object.is_object(), "it is not a JSON object");
   check(!find(object, "quantization_config"),
         "\"quantization_config\" is there; only unquantised weights are supported");

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 /// One tensor of a file: parameters of ours stacked along dim 0, or, without any, zeros or a copy of a tensor of
 /// `like`.
 struct PlannedTensor {
-  TensorInfo info;
+  ckpt::TensorInfo info;
   std::vector<std::string> ours;
   bool transposed = false;
   bool is_zero = false;
@@ -93,7 +93,7 @@ std::vector<PlannedTensor> all_tensors(const LanguageModelConfig& config, const 
 std::vector<PlannedFile> plan_files(std::vector<PlannedTensor> tensors, std::int64_t max_file_bytes) {
   std::vector<PlannedFile> files(1);
   for (PlannedTensor& tensor : tensors) {
-    const std::int64_t bytes = byte_count(tensor.info.dtype, tensor.info.shape);
+    const std::int64_t bytes = ckpt::byte_count(tensor.info.dtype, tensor.info.shape);
     if (files.back().bytes > 0 && files.back().bytes + bytes > max_file_bytes) files.emplace_back();
     files.back().bytes += bytes;
     files.back().tensors.push_back(std::move(tensor));
@@ -114,9 +114,9 @@ std::vector<PlannedFile> plan_like(const std::vector<PlannedTensor>& tensors, co
       by_name[tensor.info.name.substr(table.prefix.size())] = &tensor;  // of files without the prefix
   }
   std::vector<PlannedFile> files;
-  for (const SafetensorsFile& source : like.files()) {
+  for (const ckpt::SafetensorsFile& source : like.files()) {
     PlannedFile file{fs::path(source.path()).filename().string(), {}, source.metadata()};
-    for (const TensorEntry& entry : source.tensors()) {
+    for (const ckpt::TensorEntry& entry : source.tensors()) {
       PlannedTensor tensor{entry, {}};
       if (const auto found = by_name.find(entry.name); found != by_name.end()) {
         tensor.ours = found->second->ours;
@@ -144,7 +144,7 @@ std::string index_text(const std::vector<PlannedFile>& files) {
 }
 
 void write_text(const std::string& path, std::string_view text) {
-  AtomicFile file(path, static_cast<std::int64_t>(text.size()));
+  ckpt::AtomicFile file(path, static_cast<std::int64_t>(text.size()));
   file.write(std::as_bytes(std::span(text)));
   file.commit();
 }
@@ -164,9 +164,9 @@ Tensor assemble(const PlannedTensor& tensor, const Parameters& parameters) {
   return full;
 }
 
-void copy_stored(const HuggingFaceWeights& like, const std::string& name, SafetensorsWriter& writer) {
-  for (const SafetensorsFile& file : like.files()) {
-    const TensorEntry* entry = file.find(name);
+void copy_stored(const HuggingFaceWeights& like, const std::string& name, ckpt::SafetensorsWriter& writer) {
+  for (const ckpt::SafetensorsFile& file : like.files()) {
+    const ckpt::TensorEntry* entry = file.find(name);
     if (!entry) continue;
     std::vector<std::byte> bytes(static_cast<std::size_t>(entry->bytes));
     file.read(*entry, 0, bytes);
@@ -176,10 +176,10 @@ void copy_stored(const HuggingFaceWeights& like, const std::string& name, Safete
 
 void write_file(const std::string& folder, const PlannedFile& file, const Parameters& parameters, ProcessGroup& group,
                 const HuggingFaceWeights* like) {
-  std::optional<SafetensorsWriter> writer;
+  std::optional<ckpt::SafetensorsWriter> writer;
   together(group, [&] {
     if (group.rank() != 0) return;
-    std::vector<TensorInfo> infos;
+    std::vector<ckpt::TensorInfo> infos;
     for (const PlannedTensor& tensor : file.tensors) infos.push_back(tensor.info);
     writer.emplace((fs::path(folder) / file.name).string(), infos, file.metadata);
   });
@@ -225,10 +225,10 @@ void save_huggingface(const std::string& dir, const LanguageModelConfig& config,
     }
     if (group.rank() != 0) return;
     std::error_code error;
-    check(!is_file_there(dir) || (fs::is_directory(dir, error) && fs::is_empty(dir, error)),
+    check(!ckpt::is_file_there(dir) || (fs::is_directory(dir, error) && fs::is_empty(dir, error)),
           "\"{}\" exists and is not an empty folder; give the model a new one", dir);
     fs::remove_all(folder, error);  // what a killed save left
-    make_folders(folder);
+    ckpt::make_folders(folder);
   });
   for (const PlannedFile& file : files) write_file(folder, file, parameters, group, options.like);
   together(group, [&] {

@@ -79,8 +79,8 @@ struct RowwiseOptions {
   std::optional<Placement> from{}, input{};  ///< unset: Shard(-1) for a Linear, Replicate for the ids of an Embedding
   Placement output = Replicate();            ///< Replicate is an all-reduce, Shard a reduce-scatter
 };
-/// Of a linear layer input features are sharded, in Linear weight Shard(1), bias replicated; of an embedding the
-/// vocabulary, in Embedding weight Shard(0), zeros for ids of other ranks. The result is Partial and is reduced to
+/// Input features of a linear layer sharded, in Linear weight Shard(1), bias replicated; or the vocabulary of an
+/// embedding, in Embedding weight Shard(0), zeros for ids of other ranks. The result is Partial and is reduced to
 /// `output`.
 Style rowwise(const RowwiseOptions& options = {});
 

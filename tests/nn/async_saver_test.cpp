@@ -27,6 +27,8 @@
 namespace sherd::testing {
 namespace {
 
+using namespace ckpt;
+
 namespace fs = std::filesystem;
 using Group = std::shared_ptr<ProcessGroup>;
 const std::vector<std::int64_t> kSizes{6, 40, 30, 3};
@@ -395,10 +397,10 @@ TEST(Snapshot, BytesOfAFileAreWaitedForAndNotCopied) {
   OffloadStore store(Device::cpu(), dir.path());
   const Tensor home = store.allocate({300'000}, DType::f32), held = full({300'000}, 3);
   fill_into(home, 2);
-  const std::vector<nn::Snapshot::Value> values{{home}, {held}, {full({1000}, 4), true}};
-  EXPECT_EQ(nn::Snapshot::kept_bytes(values), 1'200'000) << "nothing for the file, and for what nobody else has";
-  expect_error([&] { nn::Snapshot small(values, Tensor::empty({1'199'999}, DType::u8)); }, {"1200000", "1199999"});
-  nn::Snapshot snapshot(values, Tensor::empty({1'200'000}, DType::u8));
+  const std::vector<Snapshot::Value> values{{home}, {held}, {full({1000}, 4), true}};
+  EXPECT_EQ(Snapshot::kept_bytes(values), 1'200'000) << "nothing for the file, and for what nobody else has";
+  expect_error([&] { Snapshot small(values, Tensor::empty({1'199'999}, DType::u8)); }, {"1200000", "1199999"});
+  Snapshot snapshot(values, Tensor::empty({1'200'000}, DType::u8));
   EXPECT_EQ(snapshot.loans().size(), 2u);
   std::promise<void> begin;
   std::vector<std::vector<float>> given(2);
@@ -428,7 +430,7 @@ TEST(Snapshot, OnlyTheRestIsCopied) {
   const RankScope scope;
   const GradMode off(false);
   const Tensor values = full({1 << 20}, 5);
-  nn::Snapshot snapshot({{values}}, Tensor::empty({4 << 20}, DType::u8));
+  Snapshot snapshot({{values}}, Tensor::empty({4 << 20}, DType::u8));
   std::promise<void> is_under_way, go_on;
   std::vector<float> given;
   std::thread disk([&] {

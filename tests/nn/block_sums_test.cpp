@@ -18,6 +18,8 @@
 namespace sherd::testing {
 namespace {
 
+using namespace ckpt;
+
 namespace fs = std::filesystem;
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
@@ -177,7 +179,7 @@ class FlippedBit {
 /// One rank's use of the newest good save: all of it is read.
 std::int64_t step_that_loads(const std::string& dir, const std::vector<Matrix>& matrices) {
   const auto group = make_single_group();
-  return nn::use_newest_good(
+  return use_newest_good(
              dir, *group,
              [&](const CheckpointReader& save) {
                for (const Matrix& m : matrices) read_rows(save, m, 0, m.rows);
@@ -282,18 +284,17 @@ TEST(NewestGood, RanksPassOverTogether) {
     const auto say = [&](const std::string& text) { said.push_back(text); };
     const auto [first, last] = rows_of(m.rows, group->rank(), 2);
     const auto use = [&, first = first, last = last](const CheckpointReader& s) { read_rows(s, m, first, last); };
-    EXPECT_EQ(nn::use_newest_good(dir.path(), *group, use, say)->manifest().step, 1);
+    EXPECT_EQ(use_newest_good(dir.path(), *group, use, say)->manifest().step, 1);
     ASSERT_EQ(said.size(), group->rank() == 0 ? 1u : 0u);
     if (group->rank() == 0) { EXPECT_NE(said[0].find("rank 1: "), std::string::npos) << said[0]; }
-    EXPECT_EQ(nn::open_newest_good(dir.path(), *group, nn::Verify::files, say)->manifest().step, 2);
-    EXPECT_EQ(nn::open_newest_good(dir.path(), *group, nn::Verify::bytes, say)->manifest().step, 1);
-    auto opened = nn::open_newest_good(dir / "step-000001", *group, nn::Verify::files, say);
+    EXPECT_EQ(open_newest_good(dir.path(), *group, Verify::files, say)->manifest().step, 2);
+    EXPECT_EQ(open_newest_good(dir.path(), *group, Verify::bytes, say)->manifest().step, 1);
+    auto opened = open_newest_good(dir / "step-000001", *group, Verify::files, say);
     said.clear();
-    EXPECT_EQ(nn::use_newest_good(dir.path(), *group, use, say, std::move(opened))->manifest().step, 1);
+    EXPECT_EQ(use_newest_good(dir.path(), *group, use, say, std::move(opened))->manifest().step, 1);
     EXPECT_EQ(said.size(), 0u) << "whoever opened it has said why it is not the newest";
-    expect_error(
-        [&] { nn::use_newest_good(dir.path(), *group, [](const CheckpointReader&) { fail("no model"); }, say); },
-        {"no model"});
+    expect_error([&] { use_newest_good(dir.path(), *group, [](const CheckpointReader&) { fail("no model"); }, say); },
+                 {"no model"});
   });
 }
 
@@ -307,7 +308,7 @@ TEST(NewestGood, WhatANewerProgramHasSavedIsNotPassedOver) {
   dir.write(file, fmt::format(R"({{"checksum":"{}","format":"sherd checkpoint","version":9,"manifest":{}}})",
                               checksum_text(sum.value()), inner));
   run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
-    expect_error([&] { nn::open_newest_good(dir.path(), *group, nn::Verify::files, [](const std::string&) {}); },
+    expect_error([&] { open_newest_good(dir.path(), *group, Verify::files, [](const std::string&) {}); },
                  {"step-000002/manifest.json", "a newer Sherd wrote this save", "1 to 4"});
   });
 }

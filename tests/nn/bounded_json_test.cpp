@@ -12,6 +12,8 @@
 namespace sherd {
 namespace {
 
+using namespace ckpt;
+
 using nlohmann::json;
 using testing::expect_error;
 

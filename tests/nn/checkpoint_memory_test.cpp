@@ -14,6 +14,8 @@
 namespace sherd::testing {
 namespace {
 
+using namespace ckpt;
+
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kPieces = 40'000, kTensors = 160'000;

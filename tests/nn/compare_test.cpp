@@ -11,6 +11,8 @@
 namespace sherd::testing {
 namespace {
 
+using namespace ckpt;
+
 using Values = std::vector<float>;
 
 /// A tensor [rows, 3], or [3] for no rows, in as many pieces of rows as there are ranks.

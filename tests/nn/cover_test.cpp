@@ -10,6 +10,8 @@
 namespace sherd {
 namespace {
 
+using namespace ckpt;
+
 /// first_miscount() by counting.
 std::optional<Miscount> count(const std::vector<Box>& boxes, const Shape& shape) {
   for (std::int64_t i = 0; i < numel(shape); ++i) {

@@ -29,6 +29,8 @@ extern "C" __attribute__((visibility("default"))) int fsync(int file) {
 namespace sherd::testing {
 namespace {
 
+using namespace ckpt;
+
 namespace fs = std::filesystem;
 using Paths = std::vector<std::string>;
 

@@ -28,6 +28,8 @@
 namespace sherd::nn {
 namespace {
 
+using namespace ckpt;
+
 namespace fs = std::filesystem;
 using nlohmann::json;
 using testing::expect_error;

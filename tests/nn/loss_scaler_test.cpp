@@ -225,7 +225,7 @@ TEST(LossScaler, ACheckpointBringsItBack) {
       Training first(group, 1), second(group, 2);
       for (std::uint64_t i = 0; i < 4; ++i) first.step(i);  // one good step of three, one skipped
       save_checkpoint(dir.path(), {}, training_state(first.net, first.optimizer.get(), &first.scaler), *group);
-      const CheckpointReader reader(dir.path());
+      const ckpt::CheckpointReader reader(dir.path());
       for (const char* name : {"scale", "good_steps", "skipped_steps"})
         EXPECT_TRUE(reader.contains("loss_scaler", name)) << name;
       together(*group,

@@ -14,6 +14,8 @@
 namespace sherd {
 namespace {
 
+using namespace ckpt;
+
 using nlohmann::json;
 using testing::TempDir;
 

@@ -20,6 +20,8 @@
 namespace sherd {
 namespace {
 
+using namespace ckpt;
+
 using nlohmann::json;
 using testing::expect_error;
 using testing::FileSizeLimit;

@@ -21,6 +21,8 @@
 namespace sherd::testing {
 namespace {
 
+using namespace ckpt;
+
 using Group = std::shared_ptr<ProcessGroup>;
 const Shape kShape{4001, 2064};  // 31.5 MiB
 
@@ -46,7 +48,7 @@ class CutMatrix {
     return reader.bytes_read();
   }
   std::vector<nn::StateEntry> state() { return {{"w", "param", &slot_}}; }
-  Box box() const { return nn::local_box(slot_.value()); }
+  Box box() const { return local_box(slot_.value()); }
   std::int64_t bytes() const { return slot_.value().local().bytes(); }
   const Tensor& value() const { return slot_.value(); }
 
@@ -125,7 +127,7 @@ TEST(ReadLayout, WhatWouldBeReadInOneBlockIsNotExchanged) {
       PieceEntry piece;
       piece.shape = shape;
       piece.box = whole_box(shape);
-      return nn::read_layout(value, shape, {&piece});
+      return read_layout(value, shape, {&piece});
     };
     EXPECT_EQ(layout({512, 512}), nullptr) << "1 MiB";
     EXPECT_EQ(layout({513, 512}), Spec::of(mesh, Shard(0)));
@@ -151,7 +153,7 @@ TEST(ReadLayout, DamageThatOneRankReadsSendsAllToTheSaveBefore) {
     group->set_deadline(std::chrono::seconds(20));
     CutMatrix matrix(group, {{"tp", 4}}, {Shard(1)});
     std::string said;
-    const auto reader = nn::use_newest_good(
+    const auto reader = use_newest_good(
         dir.path(), *group, [&](const CheckpointReader& save) { nn::load_checkpoint(save, matrix.state()); },
         [&](const std::string& text) { said = text; });
     EXPECT_EQ(reader->manifest().step, 1);
@@ -209,7 +211,7 @@ TEST(ReadLayout, ASaveThatOneRankCannotOpenIsUsedByNone) {
   run_ranks(2, [&](const Group& group) {
     group->set_deadline(std::chrono::seconds(20));
     CutMatrix matrix(group, {{"tp", 2}}, {Shard(1)});
-    const auto reader = nn::use_newest_good(
+    const auto reader = use_newest_good(
         dir.path(), *group, [&](const CheckpointReader& save) { nn::load_checkpoint(save, matrix.state()); },
         [](const std::string&) {}, group->rank() == 0 ? std::move(opened) : nullptr);
     EXPECT_EQ(reader->manifest().step, 1);

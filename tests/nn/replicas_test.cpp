@@ -31,7 +31,7 @@ void compare(const Group& group, const DeviceMesh& mesh, std::string_view strate
   backward(sum(model(ones({2, 3}))));
   optimizer.step_and_clear();
   flip(model, optimizer);
-  nn::check_replicas(nn::training_state(model, &optimizer), "here", *group);
+  ckpt::check_replicas(nn::training_state(model, &optimizer), "here", *group);
 }
 
 void flip_lowest_bit(const Tensor& values) {
@@ -84,12 +84,12 @@ TEST(Replicas, EveryKindOfStateIsCompared) {
         if (group->rank() == 1) flip_lowest_bit(nn::state_tensor(entry));
       };
       flip();
-      expect_error([&] { nn::check_replicas(state, "here", *group); },
+      expect_error([&] { ckpt::check_replicas(state, "here", *group); },
                    {"replicas differ", what, "rank 1 has other bits than ranks 0, 2"});
       flip();
       flipped.insert(what);
     }
-    EXPECT_NO_THROW(nn::check_replicas(state, "here", *group));
+    EXPECT_NO_THROW(ckpt::check_replicas(state, "here", *group));
     for (const char* what : {"param \"weight\"", "optim.m \"weight\"", "optim.v \"bias\"", "optim \"step\"",
                              "loss_scaler \"scale\"", "loss_scaler \"good_steps\"", "loss_scaler \"skipped_steps\""})
       EXPECT_TRUE(flipped.contains(what)) << what;
@@ -119,7 +119,7 @@ TEST(Replicas, WhatOneRankAloneHoldsIsNotCompared) {
 
 TEST(Replicas, ThePositionInTheDataIsComparedToo) {
   run_ranks(3, [](const Group& group) {
-    expect_error([&] { nn::check_replicas({}, group->rank() == 0 ? "step 7" : "step 8", *group); },
+    expect_error([&] { ckpt::check_replicas({}, group->rank() == 0 ? "step 7" : "step 8", *group); },
                  {"the position in the data", "rank 0 has other bits than ranks 1, 2"});
   });
 }

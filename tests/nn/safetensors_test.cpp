@@ -17,6 +17,8 @@
 namespace sherd {
 namespace {
 
+using namespace ckpt;
+
 using testing::expect_error;
 using testing::FileSizeLimit;
 using testing::TempDir;

@@ -16,6 +16,8 @@
 namespace sherd::testing {
 namespace {
 
+using namespace ckpt;
+
 namespace fs = std::filesystem;
 using Names = std::vector<std::string>;
 

@@ -132,8 +132,8 @@ TEST(TextFiles, TheContentHashSeesEveryByteOfSmallData) {
   const auto hash = [&] { return TextFiles::open(dir / "d").content_hash(); };
   const ContentHash first = hash();
   EXPECT_FALSE(first.is_sampled());
-  EXPECT_EQ(first.value, checksum(text)) << "of the run of bytes, whatever the files";
-  EXPECT_EQ(first.to_text(), checksum_text(first.value));
+  EXPECT_EQ(first.value, ckpt::checksum(text)) << "of the run of bytes, whatever the files";
+  EXPECT_EQ(first.to_text(), ckpt::checksum_text(first.value));
   for (const std::size_t at : {std::size_t{0}, std::size_t{777'777}, std::size_t{1'048'576}, std::size_t{1'500'000}}) {
     std::string changed = text.substr(0, 1'500'001);
     changed[at] = 'x';
@@ -153,7 +153,7 @@ TEST(TextFiles, TheContentHashOfHugeDataIsOfSpreadBlocks) {
   EXPECT_TRUE(hash.is_sampled());
   EXPECT_EQ(hash.hashed_bytes, kSampled);
   EXPECT_EQ(hash.all_bytes, kSize);
-  EXPECT_EQ(hash.to_text(), checksum_text(hash.value) + " of 67108864 bytes");
+  EXPECT_EQ(hash.to_text(), ckpt::checksum_text(hash.value) + " of 67108864 bytes");
   EXPECT_EQ(data.content_hash(kSize).hashed_bytes, kSize) << "what may be read whole is";
   const auto changed_at = [&](std::int64_t at) {
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);

@@ -24,6 +24,8 @@
 namespace sherd::testing {
 namespace {
 
+using namespace ckpt;
+
 namespace fs = std::filesystem;
 using Group = std::shared_ptr<ProcessGroup>;
 const std::vector<std::int64_t> kSizes{6, 10, 7, 3};  // 3 rows leave the fourth rank's shard empty
@@ -178,7 +180,7 @@ TEST(TrainingState, GhostRanksLoadByShapeAndSaveNothing) {
     const RankScope rank("", {.ghost = true});
     Training training(make_ghost_group(r, 3), 2);
     const std::string found =
-        nn::open_newest_good(dir.path(), *training.group, nn::Verify::bytes, [](const std::string&) {})->dir();
+        open_newest_good(dir.path(), *training.group, Verify::bytes, [](const std::string&) {})->dir();
     EXPECT_EQ(fs::path(found).filename(), "step-000002");
     training.load(found);
     for (const nn::OptimizerState& count : training.optimizer->counts()) {
@@ -202,7 +204,7 @@ TEST(TrainingState, WhatIsCarriedOnKeepsItsDType) {
   Slot slot("x");
   const std::vector<nn::StateEntry> state{{"x", "buffer", &slot}};
   slot.set(full({4}, 3.0));
-  const nn::CarriedState carried = nn::CarriedState::take(state);
+  const CarriedState carried = CarriedState::take(state);
   slot.set(zeros({4}));
   carried.give(state);
   EXPECT_EQ(slot.value().to_vector<float>(), std::vector<float>(4, 3));

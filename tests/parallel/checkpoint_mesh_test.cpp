@@ -37,8 +37,8 @@ struct CheckpointTraining {
     optimizer->step_and_clear();
   }
   std::vector<nn::StateEntry> state() { return nn::training_state(net, optimizer.get()); }
-  void save(const std::string& dir) { nn::save_checkpoint(dir, Manifest{}, state(), *group); }
-  void load(const std::string& dir) { nn::load_checkpoint(CheckpointReader(dir), state()); }
+  void save(const std::string& dir) { nn::save_checkpoint(dir, ckpt::Manifest{}, state(), *group); }
+  void load(const std::string& dir) { nn::load_checkpoint(ckpt::CheckpointReader(dir), state()); }
 };
 
 Values values_of(CheckpointTraining& training) {
@@ -91,7 +91,7 @@ TEST(FullyShard, F156_F161_ReplicasAreWrittenOnce) {
   std::map<std::string, std::vector<std::string>> files;
   std::map<std::string, std::int64_t> elements;
   std::vector<std::int64_t> first_rows;  // of one weight's pieces
-  for (const PieceEntry& piece : read_manifest(dir.path()).pieces) {
+  for (const ckpt::PieceEntry& piece : ckpt::read_manifest(dir.path()).pieces) {
     if (piece.kind != "param") continue;
     files[piece.name].push_back(piece.file);
     elements[piece.name] += numel(piece.box);
@@ -117,10 +117,10 @@ TEST(FullyShard, F124_PiecesOfACheckpointCoverEveryElementOnce) {
         ResidualNet net(width, width);
         shard_2d(net, root, grid, true);
         net.materialize();
-        nn::save_checkpoint(dir.path(), Manifest{}, nn::training_state(net), *group);
+        nn::save_checkpoint(dir.path(), ckpt::Manifest{}, nn::training_state(net), *group);
       });
       std::map<std::string, Tensor> held;
-      for (const PieceEntry& piece : read_manifest(dir.path()).pieces) {
+      for (const ckpt::PieceEntry& piece : ckpt::read_manifest(dir.path()).pieces) {
         Tensor part = held.try_emplace(piece.name, zeros(piece.shape)).first->second;
         for (int d = 0; d < piece.shape.size(); ++d) part = narrow(part, d, piece.box.offset[d], piece.box.shape[d]);
         copy_into(part, ones(piece.box.shape), /*accumulate=*/true);

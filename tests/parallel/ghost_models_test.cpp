@@ -108,7 +108,7 @@ class ModelRun {
   }
   void save(const std::string& dir) { nn::save_checkpoint(dir, {}, state(), *group_); }
   void load(const std::string& dir) {
-    nn::load_checkpoint(CheckpointReader(dir), state());
+    nn::load_checkpoint(ckpt::CheckpointReader(dir), state());
     note("loaded");
   }
   const std::vector<Bytes>& bytes() const { return bytes_; }

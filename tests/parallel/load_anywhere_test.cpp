@@ -39,17 +39,18 @@ class LoadedNet {
   }
   std::vector<nn::StateEntry> state() { return nn::training_state(net_, optimizer_.get()); }
   void fill() {
-    each([](const std::string& name, const nn::StateEntry& entry, const Box& box, const Tensor& local) {
+    each([](const std::string& name, const nn::StateEntry& entry, const ckpt::Box& box, const Tensor& local) {
       fill_numbered(name, nn::state_shape(entry), box, local);
     });
   }
   void clear() {
-    each([](const std::string&, const nn::StateEntry&, const Box&, const Tensor& local) { fill_into(local, -1); });
+    each(
+        [](const std::string&, const nn::StateEntry&, const ckpt::Box&, const Tensor& local) { fill_into(local, -1); });
   }
   /// Names of tensors with wrong elements.
   std::string wrong() {
     std::string names;
-    each([&](const std::string& name, const nn::StateEntry& entry, const Box& box, const Tensor& local) {
+    each([&](const std::string& name, const nn::StateEntry& entry, const ckpt::Box& box, const Tensor& local) {
       if (const std::int64_t count = count_wrong(name, nn::state_shape(entry), box, local); count > 0)
         names += fmt::format(" {} ({} of {})", name, count, local.numel());
     });
@@ -63,7 +64,7 @@ class LoadedNet {
     for (const nn::StateEntry& entry : state()) {
       if (entry.usually) continue;  // shares the optimizer's count of steps
       const Tensor& value = nn::state_tensor(entry);
-      visit(entry.kind + "/" + entry.name, entry, nn::local_box(value), value.local().detach());
+      visit(entry.kind + "/" + entry.name, entry, ckpt::local_box(value), value.local().detach());
     }
   }
 
@@ -79,7 +80,7 @@ TEST(FullyShard, F102_F160_StateOfAnyLayoutLoadsInAnyOther) {
     run_ranks(from.ranks(), [&](const Group& group) {
       LoadedNet saved(group, from);
       saved.fill();
-      nn::save_checkpoint(saves.back().path(), Manifest{}, saved.state(), *group);
+      nn::save_checkpoint(saves.back().path(), ckpt::Manifest{}, saved.state(), *group);
     });
   }
   for (const Grid3& to : kLayouts)
@@ -88,7 +89,7 @@ TEST(FullyShard, F102_F160_StateOfAnyLayoutLoadsInAnyOther) {
       auto save = saves.begin();
       for (const Grid3& from : kLayouts) {
         loaded.clear();
-        nn::load_checkpoint(CheckpointReader((save++)->path()), loaded.state());
+        nn::load_checkpoint(ckpt::CheckpointReader((save++)->path()), loaded.state());
         EXPECT_EQ(loaded.wrong(), "") << "rank " << group->rank() << " of " << name_of(to) << " from " << name_of(from);
       }
     });

@@ -47,7 +47,7 @@ Tensor numbered_whole(const Shape& shape) {
   return Tensor::from<float>(std::span<const float>(values), shape);
 }
 
-Tensor box_of(Tensor whole, const Box& box) {
+Tensor box_of(Tensor whole, const ckpt::Box& box) {
   for (int d = 0; d < box.shape.size(); ++d) whole = narrow(std::move(whole), d, box.offset[d], box.shape[d]);
   return contiguous(std::move(whole));
 }
@@ -65,7 +65,7 @@ TEST(FullyShard, F171_BoxesOfAllRanksCoverEachElementOnce) {
         EXPECT_EQ(net.weight.sharded_value().ndim(), shape.size() - dims + 1);
         Tensor counts = full(shape, 0);
         std::int64_t elements = 0;
-        for (const auto& [box, values] : nn::local_parts(net.weight.sharded_value(), shape)) {
+        for (const auto& [box, values] : ckpt::local_parts(net.weight.sharded_value(), shape)) {
           EXPECT_TRUE(same_bits(contiguous(values), box_of(whole, box))) << to_string(box);
           Tensor place = counts;
           for (int d = 0; d < shape.size(); ++d) place = narrow(place, d, box.offset[d], box.shape[d]);
@@ -141,11 +141,11 @@ TEST(FullyShard, F171_SavesHoldTheTensorAsItIs) {
       };
       Experts merged(shape), by_expert(shape), again(shape);
       const auto a = trained(merged, merging(2), 1), b = trained(by_expert, {}, 2), c = trained(again, merging(3), 3);
-      Manifest manifest;
+      ckpt::Manifest manifest;
       manifest.step = 1;
       nn::save_checkpoint(dir.path() + "/a", manifest, nn::training_state(merged, a.get()), *group);
       const auto load = [&](const std::string& path, Experts& net, nn::Optimizer& optimizer) {
-        const auto reader = nn::open_newest_good(path, *group, nn::Verify::bytes, [](const std::string&) {});
+        const auto reader = ckpt::open_newest_good(path, *group, ckpt::Verify::bytes, [](const std::string&) {});
         nn::load_checkpoint(*reader, nn::training_state(net, &optimizer));
       };
       load(dir.path() + "/a", by_expert, *b);

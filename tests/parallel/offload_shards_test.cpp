@@ -19,6 +19,8 @@
 namespace sherd::testing {
 namespace {
 
+using namespace ckpt;
+
 constexpr Offloads kOfShards[] = {Offloads::parameters, Offloads::all};
 
 TEST(OffloadShards, BitsOfShardsInMemoryOnOneRank) {
@@ -140,7 +142,7 @@ TEST(OffloadShards, CheckpointsGoEitherWayAndTheRunGoesOnWithTheSameBits) {
                             nn::training_state(*training->model, training->optimizer.get()), *group);
       OffloadTraining in_memory(group, DeviceMesh(group), c, ""), in_file(group, DeviceMesh(group), c, dir.path());
       const auto load = [&](OffloadTraining& training, const std::string& from) {
-        const auto reader = nn::open_newest_good(from, *group, nn::Verify::bytes, [](const std::string&) {});
+        const auto reader = open_newest_good(from, *group, Verify::bytes, [](const std::string&) {});
         nn::load_checkpoint(*reader, nn::training_state(*training.model, training.optimizer.get()));
       };
       load(in_memory, saves + "/offloaded");
@@ -172,7 +174,7 @@ TEST(OffloadShards, AStepThatIsLeftInItsUpdateGoesOnFromALoadWithTheSameBits) {
     };
     const auto load = [&] {
       give_up();
-      const auto reader = nn::open_newest_good(dir / "saves", *group, nn::Verify::bytes, [](const std::string&) {});
+      const auto reader = open_newest_good(dir / "saves", *group, Verify::bytes, [](const std::string&) {});
       nn::load_checkpoint(*reader, state());
     };
     std::int64_t ops = 0;
@@ -246,7 +248,7 @@ TEST(OffloadShards, WhatDoesNotGetHomeIsToldUntilALoad) {
     nn::reset_after_error(*training.model);
     training.optimizer->clear_gradients();
     EXPECT_EQ(training.optimizer->torn().empty(), what == Offloads::all);
-    const auto reader = nn::open_newest_good(dir / "saves", *group, nn::Verify::bytes, [](const std::string&) {});
+    const auto reader = open_newest_good(dir / "saves", *group, Verify::bytes, [](const std::string&) {});
     nn::load_checkpoint(*reader, state());
     EXPECT_EQ(training.optimizer->torn(), "");
     for (int i = 1; i < 4; ++i) EXPECT_TRUE(same_bits(training.step(i), undisturbed.step(i))) << i;

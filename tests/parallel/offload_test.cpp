@@ -122,7 +122,7 @@ TEST(Offload, APassThatIsLeftAfterAnUpdateLeavesAllTornUntilALoad) {
   training.step(0);
   EXPECT_EQ(training.optimizer->torn(), "");
   const auto state = [&] { return nn::training_state(*training.model, training.optimizer.get()); };
-  Manifest manifest;
+  ckpt::Manifest manifest;
   manifest.step = 1;
   nn::save_checkpoint(dir / "saves", manifest, state(), *group);
   is_bad = true;
@@ -133,7 +133,7 @@ TEST(Offload, APassThatIsLeftAfterAnUpdateLeavesAllTornUntilALoad) {
   is_bad = false;
   nn::reset_after_error(*training.model);
   training.optimizer->clear_gradients();
-  const auto reader = nn::open_newest_good(dir / "saves", *group, nn::Verify::bytes, [](const std::string&) {});
+  const auto reader = ckpt::open_newest_good(dir / "saves", *group, ckpt::Verify::bytes, [](const std::string&) {});
   nn::load_checkpoint(*reader, state());
   undisturbed.step(0);
   for (int i = 1; i < 4; ++i) EXPECT_TRUE(same_bits(training.step(i), undisturbed.step(i))) << i;

@@ -348,7 +348,7 @@ TEST(FullyShard, F50_CheckpointsMoveBetweenPlacements) {
     run_ranks(3, [&](const Group& group) {
       PlacedTraining t(DeviceMesh(group), placed(from, 3));
       t.step(own_rows(group, 0), {});
-      nn::save_checkpoint(dir.path(), Manifest{}, t.state(), *group);
+      nn::save_checkpoint(dir.path(), ckpt::Manifest{}, t.state(), *group);
       const nn::FullState full = nn::full_state_dict(t.net, *group, t.optimizer.get());
       Values own = values_of(t);
       if (group->rank() == 0)
@@ -364,7 +364,7 @@ TEST(FullyShard, F50_CheckpointsMoveBetweenPlacements) {
     });
     run_ranks(2, [&](const Group& group) {
       PlacedTraining t(DeviceMesh(group), placed(to, 2), 9);
-      nn::load_checkpoint(CheckpointReader(dir.path()), t.state());
+      nn::load_checkpoint(ckpt::CheckpointReader(dir.path()), t.state());
       EXPECT_EQ(values_of(t), saved) << from.name << " to " << to.name;
     });
   }

@@ -191,8 +191,8 @@ TEST(FullyShard, F16_IgnoredAndReplicatedParametersAreSavedOnce) {
     shard(loaded, DeviceMesh(group));
     saved.materialize(nn::Seed{4});
     loaded.materialize(nn::Seed{5});
-    nn::save_checkpoint(dir.path(), Manifest{}, nn::training_state(saved), *group);
-    nn::load_checkpoint(CheckpointReader(dir.path()), nn::training_state(loaded));
+    nn::save_checkpoint(dir.path(), ckpt::Manifest{}, nn::training_state(saved), *group);
+    nn::load_checkpoint(ckpt::CheckpointReader(dir.path()), nn::training_state(loaded));
     const auto a = saved.parameters(), b = loaded.parameters();
     for (std::size_t i = 0; i < a.size(); ++i)
       EXPECT_TRUE(same_bits(whole(a[i]->value()), whole(b[i]->value()))) << a[i]->name();

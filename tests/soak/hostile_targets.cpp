@@ -34,6 +34,8 @@ namespace sherd::testing {
 
 namespace {
 
+using namespace ckpt;
+
 using nlohmann::json;
 
 std::string text_of(const std::filesystem::path& path) {

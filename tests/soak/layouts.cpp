@@ -54,8 +54,8 @@ class Weights {
   }
   void save(const std::string& dir) {
     for (const nn::StateEntry& entry : state())
-      fill_numbered(entry.name, shape_, nn::local_box(entry.slot->value()), entry.slot->value().local());
-    nn::save_checkpoint(dir, Manifest{}, state(), *group_);
+      fill_numbered(entry.name, shape_, ckpt::local_box(entry.slot->value()), entry.slot->value().local());
+    nn::save_checkpoint(dir, ckpt::Manifest{}, state(), *group_);
   }
   std::vector<nn::StateEntry> state() { return {{"colwise", "param", &colwise_}, {"rowwise", "param", &rowwise_}}; }
   std::int64_t bytes() const { return colwise_.value().local().bytes() + rowwise_.value().local().bytes(); }
@@ -63,7 +63,7 @@ class Weights {
     std::int64_t wrong = 0;
     for (const nn::StateEntry& entry : state())
       wrong +=
-          testing::count_wrong(entry.name, shape_, nn::local_box(entry.slot->value()), entry.slot->value().local());
+          testing::count_wrong(entry.name, shape_, ckpt::local_box(entry.slot->value()), entry.slot->value().local());
     return wrong;
   }
 
@@ -88,7 +88,7 @@ struct Found {
 void load(const std::string& dir, const Layout& layout, const Options& options, Found& found) {
   run_ranks(layout.ranks(), [&](const Group& group) {
     Weights weights(group, layout, options.mib);
-    const CheckpointReader reader(dir);
+    const ckpt::CheckpointReader reader(dir);
     nn::load_checkpoint(reader, weights.state());
     found.wrong += weights.count_wrong();
     const double read = static_cast<double>(reader.bytes_read()) / static_cast<double>(weights.bytes());

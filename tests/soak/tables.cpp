@@ -186,7 +186,7 @@ constexpr void (*kFaults[])(Faults&, std::int64_t n) = {
     },
     [](Faults&, std::int64_t n) { UnitLayout::intern({.name = fmt::format("u{}", n), .full_bytes = -n - 1}); },
     [](Faults&, std::int64_t n) { nn::strategy(fmt::format("full_shard{}", n)); },
-    [](Faults&, std::int64_t n) { CheckpointReader reader(fmt::format("/nowhere/{}", n)); },
+    [](Faults&, std::int64_t n) { ckpt::CheckpointReader reader(fmt::format("/nowhere/{}", n)); },
     [](Faults& f, std::int64_t n) { f.mesh.axis(fmt::format("axis{}", n)); },
     [](Faults& f, std::int64_t n) { DeviceMesh(f.group, {{"dp", static_cast<int>(n) + 3}}); },
     [](Faults& f, std::int64_t n) { Spec::of(f.mesh, Shard(0))->with_rows(0, std::array{n, n, n}); },

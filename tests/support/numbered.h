@@ -19,7 +19,7 @@ inline float numbered(std::size_t name_hash, std::int64_t element) {
 /// Calls visit(element of the box, element of the tensor, how many) for the rows of a box of a tensor of at most 2
 /// dims.
 template <class Visit>
-void each_row(const Shape& shape, const Box& box, const Visit& visit) {
+void each_row(const Shape& shape, const ckpt::Box& box, const Visit& visit) {
   const bool is_matrix = shape.size() == 2;
   const std::int64_t columns = is_matrix ? shape[1] : 1, rows = shape.empty() ? 1 : box.shape[0];
   const std::int64_t first_row = shape.empty() ? 0 : box.offset[0], first = is_matrix ? box.offset[1] : 0;
@@ -28,7 +28,7 @@ void each_row(const Shape& shape, const Box& box, const Visit& visit) {
 }
 
 /// Into a dense f32 tensor of the host, which is a box of that tensor.
-inline void fill_numbered(const std::string& name, const Shape& shape, const Box& box, Tensor local) {
+inline void fill_numbered(const std::string& name, const Shape& shape, const ckpt::Box& box, Tensor local) {
   const std::size_t hash = std::hash<std::string>()(name);
   if (local.numel() == 0) return;
   float* const out = local.mutable_data<float>();
@@ -38,7 +38,8 @@ inline void fill_numbered(const std::string& name, const Shape& shape, const Box
 }
 
 /// Elements that are not those of fill_numbered().
-inline std::int64_t count_wrong(const std::string& name, const Shape& shape, const Box& box, const Tensor& local) {
+inline std::int64_t count_wrong(const std::string& name, const Shape& shape, const ckpt::Box& box,
+                                const Tensor& local) {
   const std::size_t hash = std::hash<std::string>()(name);
   std::int64_t wrong = 0;
   if (local.numel() == 0) return 0;

@@ -16,6 +16,8 @@
 namespace sherd::testing {
 namespace {
 
+using namespace ckpt;
+
 namespace fs = std::filesystem;
 using Group = std::shared_ptr<ProcessGroup>;
 

@@ -207,7 +207,7 @@ TEST_F(AfterDivergence, ABitThatFlipsEndsTheRunBeforeItIsSaved) {
     };
     expect_error([&] { trainer.run(flip); }, {"replicas differ", "rank 1 has other bits than ranks 0, 2"});
   });
-  EXPECT_EQ(read_manifest(folder_.path()).step, 2);
+  EXPECT_EQ(ckpt::read_manifest(folder_.path()).step, 2);
 }
 
 TEST_F(AfterDivergence, ARunGoesBackToItsLastSaveAndOnWithoutTheBatch) {
@@ -272,7 +272,7 @@ TEST_F(AfterDivergence, ARunThatComesBackToOneSaveAgainAndAgainEnds) {
     }
     EXPECT_EQ(steps.size(), 2u + 1 + kMostRollbacks);
   });
-  EXPECT_EQ(read_manifest(folder_.path()).step, 2);
+  EXPECT_EQ(ckpt::read_manifest(folder_.path()).step, 2);
 }
 
 TEST_F(AfterDivergence, ASpikeOfTheLossEndsTheRunOrSendsItBack) {
@@ -295,7 +295,7 @@ TEST_F(AfterDivergence, ASpikeOfTheLossEndsTheRunOrSendsItBack) {
         EXPECT_EQ(error.status(), kDiverged);
         for (const char* part : {"diverged in step 26", "spike = 50", "the median of 25 steps"})
           EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-        EXPECT_EQ(read_manifest(folder.path()).step, 20);
+        EXPECT_EQ(ckpt::read_manifest(folder.path()).step, 20);
       }
     });
   }

@@ -21,7 +21,7 @@ class WallClock : public ProgramTest {
   }
   static std::vector<std::int64_t> steps_in(const std::string& folder) {
     std::vector<std::int64_t> steps;
-    for (const SavePlace& save : list_saves(folder)) steps.push_back(save.step);
+    for (const ckpt::SavePlace& save : ckpt::list_saves(folder)) steps.push_back(save.step);
     return steps;
   }
   using Steps = std::vector<std::int64_t>;

@@ -13,6 +13,8 @@
 namespace sherd::testing {
 namespace {
 
+using namespace ckpt;
+
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 

@@ -27,7 +27,7 @@ class OldSaves : public ::testing::TestWithParam<OldSave> {
   TempDir dir_, saved_;
 
   TrainConfig config() {
-    const CheckpointReader save(folder_ + "/step-000003");
+    const ckpt::CheckpointReader save(folder_ + "/step-000003");
     TrainConfig config = train_config_from_toml(save.manifest().config, "an old save");
     config.data = dir_.write("text.txt", tiny_text());
     config.resume = folder_;
@@ -43,11 +43,11 @@ TEST_P(OldSaves, AreResumedToTheSameBits) {
     trainer.save(3);
   });
   int tensors = 0;
-  compare_saves(CheckpointReader(folder_ + "/step-000003"), CheckpointReader(saved_ / "step-000003"),
-                [&](const TensorDifference& tensor) {
-                  EXPECT_EQ(tensor.likeness, Likeness::equal) << tensor.kind << " " << tensor.name;
-                  ++tensors;
-                });
+  ckpt::compare_saves(ckpt::CheckpointReader(folder_ + "/step-000003"), ckpt::CheckpointReader(saved_ / "step-000003"),
+                      [&](const ckpt::TensorDifference& tensor) {
+                        EXPECT_EQ(tensor.likeness, ckpt::Likeness::equal) << tensor.kind << " " << tensor.name;
+                        ++tensors;
+                      });
   EXPECT_GT(tensors, 30);
 }
 

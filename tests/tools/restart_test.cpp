@@ -214,13 +214,13 @@ TEST(SavesOfEarlierStart, ALaterSaveOfAnotherRunIsPassedOver) {
   const TempDir dir;
   const auto save = [&](std::int64_t step, const std::string& job) {
     const float value = 1;
-    const std::string name = new_save_name(dir.path(), step);
-    Manifest manifest;
+    const std::string name = ckpt::new_save_name(dir.path(), step);
+    ckpt::Manifest manifest;
     manifest.step = step;
     manifest.state[kJobOfSave] = job;
-    const Piece piece{.name = "w", .shape = {1}, .box = {{0}, {1}}, .bytes = std::as_bytes(std::span(&value, 1))};
-    add(manifest, write_rank_file(dir.path(), name, 0, {&piece, 1}));
-    commit(dir.path(), name, manifest);
+    const ckpt::Piece piece{.name = "w", .shape = {1}, .box = {{0}, {1}}, .bytes = std::as_bytes(std::span(&value, 1))};
+    add(manifest, ckpt::write_rank_file(dir.path(), name, 0, {&piece, 1}));
+    ckpt::commit(dir.path(), name, manifest);
     return dir / name;
   };
   TrainConfig config;

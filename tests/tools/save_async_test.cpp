@@ -50,8 +50,8 @@ class SaveAsync : public ProgramTest {
   }
   static std::vector<std::int64_t> steps_in(const std::string& folder) {
     std::vector<std::int64_t> steps;
-    for (const SavePlace& save : list_saves(folder)) {
-      CheckpointReader(save.folder).verify();
+    for (const ckpt::SavePlace& save : ckpt::list_saves(folder)) {
+      ckpt::CheckpointReader(save.folder).verify();
       steps.push_back(save.step);
     }
     return steps;

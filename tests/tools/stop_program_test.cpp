@@ -8,6 +8,8 @@
 namespace sherd::testing {
 namespace {
 
+using namespace ckpt;
+
 namespace fs = std::filesystem;
 
 class StopProgram : public ProgramTest {

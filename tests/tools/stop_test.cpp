@@ -45,7 +45,7 @@ TEST_F(Stop, AllRanksSaveAndEndAfterTheStepInWhichOneIsAsked) {
         EXPECT_EQ(summary.stopped_by, SIGTERM);
         EXPECT_EQ(summary.steps, 3);
       });
-      EXPECT_EQ(read_manifest(folder.path()).step, 3);
+      EXPECT_EQ(ckpt::read_manifest(folder.path()).step, 3);
       config.resume = folder.path();
       const TinyRun rest = train_tiny(config, ranks);
       EXPECT_EQ(rest.losses, std::vector<double>(whole.losses.begin() + 3, whole.losses.end())) << ranks << " ranks";
@@ -70,7 +70,7 @@ TEST_F(Stop, AllRanksSaveAfterTheStepInWhichOneIsAskedToAndGoOn) {
       EXPECT_EQ(values_of(trainer.model()), whole.final) << ranks << " ranks";
     });
     std::vector<std::int64_t> steps;
-    for (const SavePlace& save : list_saves(folder.path())) steps.push_back(save.step);
+    for (const ckpt::SavePlace& save : ckpt::list_saves(folder.path())) steps.push_back(save.step);
     EXPECT_EQ(steps, (std::vector<std::int64_t>{5, 2}));
   }
 }
@@ -90,7 +90,7 @@ TEST_F(Stop, AnEvaluationIsLeftAfterTheLastStepToo) {
     EXPECT_EQ(evaluated, std::vector<bool>{false});
     EXPECT_GT(trainer.data().num_validation_windows(config_.model.sequence), 2 * config_.batch) << "three batches";
   });
-  EXPECT_EQ(read_manifest(checkpoint_.path()).step, 1);
+  EXPECT_EQ(ckpt::read_manifest(checkpoint_.path()).step, 1);
   TrainConfig last = config_;
   last.steps = 1;
   last.resume.clear();
@@ -100,7 +100,7 @@ TEST_F(Stop, AnEvaluationIsLeftAfterTheLastStepToo) {
     EXPECT_EQ(trainer.run([](const StepMetrics&) {}, [] { return SIGTERM; }).stopped_by, SIGTERM);
     EXPECT_FALSE(trainer.run_state().owed_line.empty());
   });
-  EXPECT_EQ(read_manifest(last.save).step, 1);
+  EXPECT_EQ(ckpt::read_manifest(last.save).step, 1);
   last.eval_batches = 1;
   last.save = checkpoint_ / "whole";
   run_ranks(2, [&](const Group& group) {  // nothing is left of a run that is asked when it has evaluated
@@ -241,7 +241,7 @@ TEST_F(Stop, ARunThatDivergesByItselfKeepsItsLastSave) {
     const std::string message = divergence_of(config_, ranks, [](Trainer&) {}, &losses);
     ASSERT_GE(losses.size(), 2u);
     expect_parts(message, {fmt::format("diverged in step {}:", losses.size()), "the first value that is not finite"});
-    EXPECT_EQ(read_manifest(folder.path()).step, static_cast<std::int64_t>(losses.size()) - 1);
+    EXPECT_EQ(ckpt::read_manifest(folder.path()).step, static_cast<std::int64_t>(losses.size()) - 1);
     for (std::size_t i = 0; i + 1 < losses.size(); ++i) EXPECT_TRUE(std::isfinite(losses[i])) << i;
   }
 }

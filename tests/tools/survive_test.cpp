@@ -48,7 +48,7 @@ class Survive : public ProgramTest {
   static std::string kill_when(int life, int rank, int step, const char* signal = "KILL") {
     return kill_when_shown(life, rank, fmt::format("\"step\":{},", step), signal);
   }
-  std::int64_t last_save() const { return list_saves(dir_ / "saves").front().step; }
+  std::int64_t last_save() const { return ckpt::list_saves(dir_ / "saves").front().step; }
   double difference(const std::vector<StepOfRun>& steps, int data_ranks, int replicas) const {
     return difference_from_one_rank(config_of(data_, ""), steps, data_ranks, replicas);
   }

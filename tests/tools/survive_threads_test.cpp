@@ -263,7 +263,7 @@ TEST_F(SurviveThreads, ASaveThatIsAskedForWhenARankIsLostIsMade) {
   job.run();
   expect_one_rank(job, 3, 2);
   std::vector<std::int64_t> steps;
-  for (const SavePlace& save : list_saves(config_.save)) steps.push_back(save.step);
+  for (const ckpt::SavePlace& save : ckpt::list_saves(config_.save)) steps.push_back(save.step);
   EXPECT_EQ(steps, (std::vector<std::int64_t>{10, 4}));
 }
 
@@ -291,7 +291,7 @@ TEST_F(SurviveThreads, AFolderOfSavesThatIsNotTheOneBeforeIsNotUsed) {
   job.run();
   EXPECT_EQ(job.deaths, 3);
   EXPECT_NE(job.reasons.find("is not the one that this run has claimed"), std::string::npos) << job.reasons;
-  EXPECT_TRUE(list_saves(config_.save).empty());
+  EXPECT_TRUE(ckpt::list_saves(config_.save).empty());
 }
 
 TEST_F(SurviveThreads, ARankComesBackWithTheStateOfItsPeersMemory) {

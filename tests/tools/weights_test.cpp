@@ -22,8 +22,8 @@ namespace fs = std::filesystem;
 std::string huggingface(const std::string& name) { return source_path("tests/golden/huggingface/" + name); }
 
 Tensor read_tensor(const std::string& path, std::string_view name) {
-  const auto file = SafetensorsFile::open(path);
-  const TensorEntry& entry = file.at(name);
+  const auto file = ckpt::SafetensorsFile::open(path);
+  const ckpt::TensorEntry& entry = file.at(name);
   Tensor tensor = Tensor::empty(entry.shape, entry.dtype);
   file.read(entry, 0, {static_cast<std::byte*>(tensor.raw()), static_cast<std::size_t>(tensor.bytes())});
   return tensor;
@@ -57,8 +57,8 @@ class WeightsProgram : public ProgramTest {
  protected:
   std::string write_tokens(const std::vector<std::int64_t>& values, const Shape& shape,
                            std::string_view name = "tokens", DType dtype = DType::i64) const {
-    const TensorBytes tensor{{std::string(name), dtype, shape}, std::as_bytes(std::span(values))};
-    write_safetensors(dir_ / "tokens.safetensors", std::span(&tensor, 1));
+    const ckpt::TensorBytes tensor{{std::string(name), dtype, shape}, std::as_bytes(std::span(values))};
+    ckpt::write_safetensors(dir_ / "tokens.safetensors", std::span(&tensor, 1));
     return dir_ / "tokens.safetensors";
   }
   ProgramEnd eval(int ranks, const Words& words) const {

@@ -164,10 +164,10 @@ class WrongCalls : public ::testing::Test {
     dir_.write("files/ids.bin", "ids");
     dir_.write("files/other.txt", tiny_text() + "ok");
     const std::vector<std::int64_t> ids{1, 1000, 2, 3};
-    const TensorBytes tensor{{"tokens", DType::i64, {2, 2}}, std::as_bytes(std::span(ids))};
-    write_safetensors(dir_ / "files/ids.safetensors", std::span(&tensor, 1));
-    const TensorBytes other{{"ids", DType::i64, {2, 2}}, tensor.bytes};
-    write_safetensors(dir_ / "files/other.safetensors", std::span(&other, 1));
+    const ckpt::TensorBytes tensor{{"tokens", DType::i64, {2, 2}}, std::as_bytes(std::span(ids))};
+    ckpt::write_safetensors(dir_ / "files/ids.safetensors", std::span(&tensor, 1));
+    const ckpt::TensorBytes other{{"ids", DType::i64, {2, 2}}, tensor.bytes};
+    ckpt::write_safetensors(dir_ / "files/other.safetensors", std::span(&other, 1));
   }
 
   std::string filled(std::string text) const {

@@ -53,10 +53,10 @@ void write_start(const std::string& path, const BenchModel& m, const std::vector
   const auto model = make_bench_model(m);
   model->materialize(nn::Seed{1});
   const auto parameters = model->named_parameters();
-  std::vector<TensorInfo> infos;
+  std::vector<ckpt::TensorInfo> infos;
   for (const auto& [name, parameter] : parameters) infos.push_back({name, DType::f32, parameter->shape()});
   infos.push_back({"batches", DType::i32, {steps, m.batch, m.tokens + 1}});
-  SafetensorsWriter writer(path, infos);
+  ckpt::SafetensorsWriter writer(path, infos);
   for (const auto& [name, parameter] : parameters) {
     const Tensor& value = parameter->value();
     writer.write({static_cast<const std::byte*>(value.raw()), static_cast<std::size_t>(value.bytes())});

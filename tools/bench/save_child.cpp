@@ -72,10 +72,10 @@ class SaveSide {
   }
 
  private:
-  static constexpr Retention kOne{.keep = 1};
+  static constexpr ckpt::Retention kOne{.keep = 1};
 
-  Manifest next() {
-    Manifest manifest;
+  ckpt::Manifest next() {
+    ckpt::Manifest manifest;
     manifest.step = ++step_;
     return manifest;
   }
@@ -85,9 +85,9 @@ class SaveSide {
   }
   void write_plain() const {
     fs::create_directories(folder_);
-    BlockHasher hasher;
-    AtomicFile file((fs::path(folder_) / "plain").string(), kTensorBytes * static_cast<std::int64_t>(slots_.size()),
-                    &hasher);
+    ckpt::BlockHasher hasher;
+    ckpt::AtomicFile file((fs::path(folder_) / "plain").string(),
+                          kTensorBytes * static_cast<std::int64_t>(slots_.size()), &hasher);
     for (const auto& slot : slots_) file.write(bytes_of(*slot));
     file.commit();
     (void)hasher.sums();
@@ -96,12 +96,12 @@ class SaveSide {
     for (const auto& slot : slots_) std::memcpy(copy_.data(), bytes_of(*slot).data(), copy_.size());
   }
   nlohmann::json load() {
-    if (list_saves(folder_).empty()) nn::save_checkpoint(folder_, next(), state_, *group_, kOne);
-    return {{"seconds", {seconds_of([&] { nn::load_checkpoint(CheckpointReader(folder_), state_); })}}};
+    if (ckpt::list_saves(folder_).empty()) nn::save_checkpoint(folder_, next(), state_, *group_, kOne);
+    return {{"seconds", {seconds_of([&] { nn::load_checkpoint(ckpt::CheckpointReader(folder_), state_); })}}};
   }
   nlohmann::json beside_a_change() {
     const auto begin = std::chrono::steady_clock::now();
-    const nn::SnapshotCost before = saver_.counts().cost;
+    const ckpt::SnapshotCost before = saver_.counts().cost;
     const double start = seconds_of([&] { saver_.start(folder_, next(), state_, kOne); });
     for (const auto& slot : slots_) slot->value().storage()->wait_to_write();
     const double copy = saver_.counts().cost.seconds - before.seconds;

@@ -31,28 +31,28 @@ void print(const std::string& text) { std::fputs(text.c_str(), stdout); }
 
 /// A save as `ls` sees it: what its manifest says, or why that cannot be read.
 struct Listed {
-  SavePlace place;
-  Manifest manifest;
+  ckpt::SavePlace place;
+  ckpt::Manifest manifest;
   std::string damage;
   std::int64_t bytes = 0;
   std::int64_t age_seconds = 0;
 };
 
-Listed list(const SavePlace& place) {
+Listed list(const ckpt::SavePlace& place) {
   Listed save;
   save.place = place;
   save.age_seconds = age_of_save(place.folder);
   try {
-    const CheckpointReader reader(place.folder);  // its files are there, in full
+    const ckpt::CheckpointReader reader(place.folder);  // its files are there, in full
     save.manifest = reader.manifest();
   } catch (const Error& error) { save.damage = error.message(); }
-  for (const PieceEntry& piece : save.manifest.pieces) save.bytes += piece.bytes;
+  for (const ckpt::PieceEntry& piece : save.manifest.pieces) save.bytes += piece.bytes;
   return save;
 }
 
-std::vector<SavePlace> saves_at(const std::string& path) {
-  std::vector<SavePlace> saves = list_saves(path);
-  if (saves.empty()) (void)newest_save(path);  // says what is missing
+std::vector<ckpt::SavePlace> saves_at(const std::string& path) {
+  std::vector<ckpt::SavePlace> saves = ckpt::list_saves(path);
+  if (saves.empty()) (void)ckpt::newest_save(path);  // says what is missing
   return saves;
 }
 
@@ -61,7 +61,7 @@ int run_ls(const Words& words, bool json) {
   ordered_json all = ordered_json::array();
   if (!json)
     print(fmt::format("{:>10}  {:>5}  {:>10}  {:>8}  {:<12}  {}\n", "step", "ranks", "bytes", "age", "run", "folder"));
-  for (const SavePlace& place : saves_at(words[0])) {
+  for (const ckpt::SavePlace& place : saves_at(words[0])) {
     const Listed save = list(place);
     if (!save.damage.empty()) status = kFailed;
     if (json) {
@@ -82,17 +82,17 @@ int run_ls(const Words& words, bool json) {
 }
 
 int run_show(const Words& words, bool json) {
-  const CheckpointReader save(words[0]);
+  const ckpt::CheckpointReader save(words[0]);
   print(json ? save_json(save) : save_page(save));
   return kDone;
 }
 
 int run_verify(const Words& words, bool) {
   int status = kDone;
-  for (const SavePlace& place : saves_at(words[0])) {
+  for (const ckpt::SavePlace& place : saves_at(words[0])) {
     std::vector<std::string> damage;
     try {
-      damage = CheckpointReader(place.folder).find_damage();
+      damage = ckpt::CheckpointReader(place.folder).find_damage();
     } catch (const Error& error) { damage.push_back(error.message()); }
     if (damage.empty()) print(fmt::format("{}: good\n", place.folder));
     else status = kFailed;
@@ -101,34 +101,34 @@ int run_verify(const Words& words, bool) {
   return status;
 }
 
-std::string difference_text(const TensorDifference& d) {
+std::string difference_text(const ckpt::TensorDifference& d) {
   const std::string tensor = fmt::format("{} {}", d.kind, d.name);
   switch (d.likeness) {
-    case Likeness::equal: return fmt::format("{}: equal, {}", tensor, d.forms);
-    case Likeness::values:
+    case ckpt::Likeness::equal: return fmt::format("{}: equal, {}", tensor, d.forms);
+    case ckpt::Likeness::values:
       return fmt::format("{}: {} of {} elements differ, by {:.6g} at most", tensor, d.different, d.elements, d.largest);
-    case Likeness::form: return fmt::format("{}: {}", tensor, d.forms);
-    case Likeness::only_first: return fmt::format("{}: only in the first, {}", tensor, d.forms);
-    case Likeness::only_second: return fmt::format("{}: only in the second, {}", tensor, d.forms);
+    case ckpt::Likeness::form: return fmt::format("{}: {}", tensor, d.forms);
+    case ckpt::Likeness::only_first: return fmt::format("{}: only in the first, {}", tensor, d.forms);
+    case ckpt::Likeness::only_second: return fmt::format("{}: only in the second, {}", tensor, d.forms);
   }
   return tensor;
 }
 
 int run_diff(const Words& words, bool json) {
-  const CheckpointReader first(words[0]), second(words[1]);
+  const ckpt::CheckpointReader first(words[0]), second(words[1]);
   std::int64_t equal = 0, all = 0;
   ordered_json list = ordered_json::array();
-  compare_saves(first, second, [&](const TensorDifference& d) {
+  ckpt::compare_saves(first, second, [&](const ckpt::TensorDifference& d) {
     ++all;
-    if (d.likeness == Likeness::equal) ++equal;
+    if (d.likeness == ckpt::Likeness::equal) ++equal;
     if (json)
       list.push_back({{"kind", d.kind},
                       {"name", d.name},
-                      {"equal", d.likeness == Likeness::equal},
+                      {"equal", d.likeness == ckpt::Likeness::equal},
                       {"different", d.different},
                       {"largest", d.largest},
                       {"forms", d.forms}});
-    else if (d.likeness != Likeness::equal) print(difference_text(d) + "\n");
+    else if (d.likeness != ckpt::Likeness::equal) print(difference_text(d) + "\n");
   });
   if (json) print(list.dump(2) + "\n");
   else
@@ -140,18 +140,18 @@ int run_diff(const Words& words, bool json) {
 // A checkpoint becomes a Hugging Face directory, and the other way round a save without optimizer state, for eval and
 // --init-from. Only a model of 256 tokens is taken to know bytes: what other tokens stand for is not told here.
 int run_convert(const Words& words, bool) {
-  if (!list_saves(words[0]).empty()) return run_export(std::vector<std::string_view>{words[0], words[1]});
+  if (!ckpt::list_saves(words[0]).empty()) return run_export(std::vector<std::string_view>{words[0], words[1]});
   check_one_rank("sherd ckpt convert");
   const Weights weights(words[0]);
-  const FolderLock lock(words[1], fmt::format("sherd ckpt convert (process {})", ::getpid()));
-  check(list_saves(words[1]).empty(), "\"{}\" holds saves already; convert into another folder", words[1]);
+  const ckpt::FolderLock lock(words[1], fmt::format("sherd ckpt convert (process {})", ::getpid()));
+  check(ckpt::list_saves(words[1]).empty(), "\"{}\" holds saves already; convert into another folder", words[1]);
   const auto model = nn::make_language_model(weights.config());
   model->allocate();
   weights.load(*model);
   TrainConfig config;
   config.model = weights.model();
   resolve(config);
-  Manifest manifest;
+  ckpt::Manifest manifest;
   manifest.config = to_toml(config);
   if (const Vocabulary bytes = Vocabulary::bytes(); config.model.vocabulary == bytes.size())
     manifest.vocabulary = bytes.to_text();

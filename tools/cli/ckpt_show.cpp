@@ -24,16 +24,16 @@ using nlohmann::ordered_json;
 
 /// One tensor, whoever holds its pieces.
 struct SavedTensor {
-  PieceEntry first;  // dtype and shape are those of all
+  ckpt::PieceEntry first;  // dtype and shape are those of all
   int pieces = 0;
   std::int64_t bytes = 0;
 };
 /// By kind and name.
 using SavedTensors = std::map<std::pair<std::string, std::string>, SavedTensor>;
 
-SavedTensors tensors_of(const Manifest& manifest) {
+SavedTensors tensors_of(const ckpt::Manifest& manifest) {
   SavedTensors tensors;
-  for (const PieceEntry& piece : manifest.pieces) {
+  for (const ckpt::PieceEntry& piece : manifest.pieces) {
     SavedTensor& tensor = tensors[{piece.kind, piece.name}];
     if (tensor.pieces++ == 0) tensor.first = piece;
     tensor.bytes += piece.bytes;
@@ -88,14 +88,14 @@ std::string training_text(const TrainConfig& c) {
 }
 
 /// What the config of `sherd train` says; of another program's save it is said that there is none.
-std::string text_of(const Manifest& manifest, const TrainConfig& config) {
+std::string text_of(const ckpt::Manifest& manifest, const TrainConfig& config) {
   if (manifest.vocabulary.empty()) return "not known: weights of a Hugging Face directory";
   const Vocabulary vocabulary = Vocabulary::from_text(manifest.vocabulary);
   return fmt::format("{} ({} tokens) of {}", name(vocabulary.kind()), vocabulary.size(),
                      config.data.empty() ? "no data" : config.data);
 }
 
-std::string run_lines(const Manifest& manifest, std::int64_t parameters) {
+std::string run_lines(const ckpt::Manifest& manifest, std::int64_t parameters) {
   const std::string ranks = fmt::format("{}", manifest.world_size);
   try {
     const TrainConfig c = train_config_from_toml(manifest.config, "its config");
@@ -114,7 +114,7 @@ std::string run_lines(const Manifest& manifest, std::int64_t parameters) {
 }
 
 /// What a resume goes on with besides tensors, but for the fingerprints that it compares.
-std::string state_text(const Manifest& manifest) {
+std::string state_text(const ckpt::Manifest& manifest) {
   std::vector<std::string> parts;
   for (const char* key : {"skipped_steps", "skipped_batches"})
     if (const auto found = manifest.state.find(key); found != manifest.state.end())
@@ -124,12 +124,12 @@ std::string state_text(const Manifest& manifest) {
 
 }  // namespace
 
-std::string save_page(const CheckpointReader& save) {
-  const Manifest& manifest = save.manifest();
+std::string save_page(const ckpt::CheckpointReader& save) {
+  const ckpt::Manifest& manifest = save.manifest();
   std::map<std::string, Sum> kinds, parameters;
   std::set<std::string> files;
   Sum all;
-  for (const PieceEntry& piece : manifest.pieces) files.insert(piece.file);
+  for (const ckpt::PieceEntry& piece : manifest.pieces) files.insert(piece.file);
   for (const auto& [id, tensor] : tensors_of(manifest)) {
     kinds[id.first].add(tensor);
     all.add(tensor);
@@ -151,8 +151,8 @@ std::string save_page(const CheckpointReader& save) {
   return text + "\nWith --json: every tensor, the whole config, the state.\n";
 }
 
-std::string save_json(const CheckpointReader& save) {
-  const Manifest& manifest = save.manifest();
+std::string save_json(const ckpt::CheckpointReader& save) {
+  const ckpt::Manifest& manifest = save.manifest();
   ordered_json list = ordered_json::array();
   for (const auto& [id, t] : tensors_of(manifest))
     list.push_back({{"kind", id.first},

@@ -55,10 +55,10 @@ std::string evaluate(const EvalOptions& options, const std::shared_ptr<ProcessGr
   together(*group, [&] { device = open_device(parse_device(options.device), group->size()); });
   const Weights weights(options.dir, *group);
   EvalInput input;
-  std::optional<SafetensorsWriter> out;
+  std::optional<ckpt::SafetensorsWriter> out;
   together(*group, [&] {
     input = open_input(options, weights);
-    const TensorInfo info{"logits", DType::f32, {input.shape[0], input.shape[1], weights.model().vocabulary}};
+    const ckpt::TensorInfo info{"logits", DType::f32, {input.shape[0], input.shape[1], weights.model().vocabulary}};
     if (!options.logits.empty() && group->rank() == 0) out.emplace(options.logits, std::span(&info, 1));
   });
   const auto model = make_loaded(weights, device, group);

@@ -17,9 +17,9 @@ namespace {
 /// The size of a batch of windows: enough that a forward has work for all threads, and little memory.
 constexpr std::int64_t kTokensInBatch = 4096;
 
-SafetensorsFile open_tokens(const std::string& path) {
+ckpt::SafetensorsFile open_tokens(const std::string& path) {
   try {
-    return SafetensorsFile::open(path);
+    return ckpt::SafetensorsFile::open(path);
   } catch (const Error& error) {
     const std::string_view message = error.message();
     if (message.find("is not a safetensors file") == message.npos) throw;
@@ -29,8 +29,8 @@ SafetensorsFile open_tokens(const std::string& path) {
 
 /// [B, T] of the file, checked against the model.
 Tensor read_tokens(const std::string& path, const TrainConfig::Model& model) {
-  const SafetensorsFile file = open_tokens(path);
-  const TensorEntry& entry = file.at("tokens");
+  const ckpt::SafetensorsFile file = open_tokens(path);
+  const ckpt::TensorEntry& entry = file.at("tokens");
   check(entry.dtype == DType::i64 && entry.shape.size() == 2, "\"{}\": \"tokens\" is {}{}, not i64 [sequences, tokens]",
         path, name(entry.dtype), to_string(entry.shape));
   const std::int64_t sequences = entry.shape[0], length = entry.shape[1];

@@ -28,8 +28,8 @@ void print_written(const std::string& dir, const nn::LanguageModelConfig& config
   const nn::HuggingFaceWeights written(dir);
   std::set<std::string> dtypes, files;
   std::int64_t bytes = 0;
-  for (const SafetensorsFile& file : written.files())
-    for (const TensorEntry& tensor : file.tensors()) {
+  for (const ckpt::SafetensorsFile& file : written.files())
+    for (const ckpt::TensorEntry& tensor : file.tensors()) {
       dtypes.insert(std::string(name(tensor.dtype)));
       bytes += tensor.bytes;
     }

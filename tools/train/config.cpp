@@ -379,7 +379,7 @@ std::string folder_of_saves(const std::string& dir, const std::string& save) {
 TrainConfig take_saved(TrainConfig& config, ConfigTable& table, const std::string& dir) {
   namespace fs = std::filesystem;
   const ConfigTable given = table;
-  const auto save = nn::open_newest_good(dir, *make_single_group(), nn::Verify::files, [](const std::string&) {});
+  const auto save = ckpt::open_newest_good(dir, *make_single_group(), ckpt::Verify::files, [](const std::string&) {});
   TrainConfig saved = train_config_from_toml(save->manifest().config, dir);
   for (const auto& [key, value] : bind(saved).values())
     if (!table.is_given(key) && std::ranges::find(kOfInvocation, key) == kOfInvocation.end())
@@ -495,8 +495,8 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   };
   go_on();
   // A later start may find a disk gone that was there in the first one.
-  if (!asked.empty() && config.resume == asked && rank.restart == 0 && list_saves(asked).empty())
-    as_usage([&] { newest_save(asked); });
+  if (!asked.empty() && config.resume == asked && rank.restart == 0 && ckpt::list_saves(asked).empty())
+    as_usage([&] { ckpt::newest_save(asked); });
   // A run that resumes has the model of its checkpoint, whatever the first one of its kind started from.
   std::optional<TrainConfig> saved;
   if (!config.resume.empty()) {
@@ -513,7 +513,7 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   } else if (!config.init_from.empty()) {
     check_usage(!line.words.empty() || !config.data.empty(),
                 "sherd train --init-from {} has no text to train on; pass --data PATH", config.init_from);
-    take_model(Weights(config.init_from, *make_single_group(), nn::Verify::files), table);
+    take_model(Weights(config.init_from, *make_single_group(), ckpt::Verify::files), table);
   }
   try {
     resolve(config);

@@ -56,8 +56,8 @@ ordered_json times_to_json(const RunTimes& times) {
 /// Bytes of the lines up to that of step `last`, with the header before them; 0 if the file does not begin with one.
 /// Throws Error where it cannot be read: what is there would be taken for nothing, and replaced.
 std::uintmax_t bytes_until(const std::string& path, std::int64_t last) {
-  const InputFile file(path);
-  FileText text(file, 0, file.bytes());
+  const ckpt::InputFile file(path);
+  ckpt::FileText text(file, 0, file.bytes());
   std::istream lines(&text);
   lines.exceptions(std::ios::badbit);  // throws what the file has thrown
   std::uintmax_t bytes = 0;

@@ -37,7 +37,7 @@ struct StepMetrics {
   };
   std::optional<Captured> captured{};
   /// Cost to this rank's thread, within the step, of a save that was written beside it (save_async).
-  std::optional<nn::SnapshotCost> save;
+  std::optional<ckpt::SnapshotCost> save;
   std::optional<RunTimes> times;  ///< of the settled steps of the run so far, at an evaluation
   /// Replicas that took part, if not all did, in a run that outlives replicas.
   std::vector<int> replicas{};

@@ -99,7 +99,7 @@ void Regroup::give_state(const std::vector<nn::StateEntry>& state, const DeviceM
   const std::optional<int> holder = whole_replica(replica_of, place_.has_state);
   check(holder.has_value(), "no replica is left that has the whole state of the run");
   const bool all_have = std::ranges::find(place_.has_state, false) == place_.has_state.end();
-  std::optional<nn::StateHolders> holders;
+  std::optional<ckpt::StateHolders> holders;
   if (!all_have) holders.emplace(root.group(axis), *holder);
   for (std::size_t rank = 0; rank < replica_of.size(); ++rank)
     if (!place_.has_state[rank]) newcomers_.insert(place_.replicas[static_cast<std::size_t>(replica_of[rank])]);

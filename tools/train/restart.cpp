@@ -22,11 +22,12 @@ using Axes = std::vector<DeviceMesh::Axis>;
 /// empty, becomes why the first such save cannot be read.
 std::string saves_of(const std::string& place, const std::string& job, std::string& unread) {
   bool is_newest = true;
-  for (const SavePlace& save : list_saves(place)) {
+  for (const ckpt::SavePlace& save : ckpt::list_saves(place)) {
     try {
-      const Manifest manifest = read_manifest(save.folder);
+      const ckpt::Manifest manifest = ckpt::read_manifest(save.folder);
       const auto found = manifest.state.find(kJobOfSave);
-      if (found != manifest.state.end() && found->second == StateValue(job)) return is_newest ? place : save.folder;
+      if (found != manifest.state.end() && found->second == ckpt::StateValue(job))
+        return is_newest ? place : save.folder;
       is_newest = false;
     } catch (const Error& error) {
       if (unread.empty()) unread = error.message();

@@ -54,14 +54,14 @@ void RunData::compare(ProcessGroup& group, const std::string& path) const {
               : "names or sizes of the files differ");
 }
 
-void RunData::note(Manifest& manifest) const {
+void RunData::note(ckpt::Manifest& manifest) const {
   manifest.vocabulary = tokens_->vocabulary().to_text();
   manifest.state["data"] = std::to_string(tokens_->files().fingerprint());
   manifest.state["data_content"] = content_;
 }
 
 // The same on all ranks, which have agreed on the data.
-void RunData::check_is_of(const Manifest& saved, const std::string& path, const std::string& resume) const {
+void RunData::check_is_of(const ckpt::Manifest& saved, const std::string& path, const std::string& resume) const {
   const std::string remedy = fmt::format(
       "pass the data of the checkpoint by --data PATH, or begin a new run on this one by --init-from {}", resume);
   check(std::to_string(tokens_->files().fingerprint()) == saved.state_value<std::string>("data"),

@@ -34,9 +34,9 @@ class RunData {
   void read_content() { content_ = tokens_->files().content_hash().to_text(); }
   void compare(ProcessGroup& group, const std::string& path) const;
   /// For a save.
-  void note(Manifest& manifest) const;
+  void note(ckpt::Manifest& manifest) const;
   /// Error, that of a resume from `resume`, unless `saved` was trained on it.
-  void check_is_of(const Manifest& saved, const std::string& path, const std::string& resume) const;
+  void check_is_of(const ckpt::Manifest& saved, const std::string& path, const std::string& resume) const;
 
   /// Tokens and targets of batch number `batch`, i32 [rows.count, sequence], on the host: the same windows for a
   /// micro-batch of all ranks together, whatever their number.

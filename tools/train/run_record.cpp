@@ -46,7 +46,7 @@ RunRecord run_record_from_text(const std::string& text) {
   }
 }
 
-void note_state(Manifest& manifest, const RunState& state, bool counts_skips) {
+void note_state(ckpt::Manifest& manifest, const RunState& state, bool counts_skips) {
   manifest.step = state.updates;
   if (!state.owed_line.empty()) manifest.state[kOwed] = state.owed_line;
   if (counts_skips && state.log.skipped_steps > 0) manifest.state[kSkippedSteps] = state.log.skipped_steps;
@@ -55,7 +55,7 @@ void note_state(Manifest& manifest, const RunState& state, bool counts_skips) {
   if (watch.skips_in_a_row > 0 || !watch.losses.empty()) manifest.state[kWatch] = to_text(watch);
 }
 
-RunState state_of(const Manifest& manifest, const std::string& source) {
+RunState state_of(const ckpt::Manifest& manifest, const std::string& source) {
   RunState state{.updates = manifest.step};
   const auto has = [&](const char* key) { return manifest.state.contains(key); };
   if (has(kSkippedSteps)) state.log.skipped_steps = manifest.state_value<std::int64_t>(kSkippedSteps);

@@ -55,8 +55,8 @@ std::string to_text(const RunRecord& record);
 RunRecord run_record_from_text(const std::string& text);
 
 /// What a save has of it, beside the number of updates. `counts_skips`: no loss scaler has them in its own state.
-void note_state(Manifest& manifest, const RunState& state, bool counts_skips);
+void note_state(ckpt::Manifest& manifest, const RunState& state, bool counts_skips);
 /// The state as of that save; Error naming `source` for what cannot be read.
-RunState state_of(const Manifest& manifest, const std::string& source);
+RunState state_of(const ckpt::Manifest& manifest, const std::string& source);
 
 }  // namespace sherd

@@ -29,14 +29,14 @@ RunSaves::RunSaves(const TrainConfig& config, ProcessGroup& group) : config_(con
   retention_.keep_every = config.keep_every;
 }
 
-void RunSaves::claim(const CheckpointReader* resumed) {
+void RunSaves::claim(const ckpt::CheckpointReader* resumed) {
   namespace fs = std::filesystem;
   if (resumed != nullptr) names_.run = resumed->manifest().run;
   if (names_.run.empty()) names_.run = random_hex(16);
   if (const RankInfo rank = discover_rank(); rank.source == "sherd run") names_.job = rank.job;
   lock_.emplace(config_.save, owner_text(names_.run));
   names_.folder = lock_->identity();
-  const std::vector<SavePlace> saves = list_saves(config_.save);
+  const std::vector<ckpt::SavePlace> saves = ckpt::list_saves(config_.save);
   if (saves.empty()) return;
   std::error_code ignored;
   const bool goes_on_here =
@@ -90,7 +90,7 @@ void RunSaves::prepare(const std::vector<nn::StateEntry>& state) {
   saver_->reserve(state);
 }
 
-void RunSaves::save(Manifest manifest, const std::vector<nn::StateEntry>& state) {
+void RunSaves::save(ckpt::Manifest manifest, const std::vector<nn::StateEntry>& state) {
   finish();
   together(group_, [&] {
     if (lock_) lock_->check_is_still(names_.folder);
@@ -130,7 +130,7 @@ bool RunSaves::is_time() const {
 }
 
 bool RunSaves::lacks(std::int64_t step) const {
-  const std::vector<SavePlace> saves = list_saves(config_.save);
+  const std::vector<ckpt::SavePlace> saves = ckpt::list_saves(config_.save);
   return retention_.replace || saves.empty() || saves.front().step != step;
 }
 

@@ -22,7 +22,7 @@ class RunSaves {
 
   /// Before anything is computed: a run that could not save, or would remove what another one has saved, does not
   /// start. `resumed` is null in a new run. On rank 0. Errors of usage, and of the file system.
-  void claim(const CheckpointReader* resumed);
+  void claim(const ckpt::CheckpointReader* resumed);
   /// The same of a group that goes on after the rank that had the lock was killed, which takes a moment.
   void claim_after_another_rank();
   /// Rank 0 has made up the names of the run, and may be lost. Collective.
@@ -34,14 +34,14 @@ class RunSaves {
   void prepare(const std::vector<nn::StateEntry>& state);
   /// Starts or makes a save; `manifest` lacks the names of run and job. Collective. Throws Error naming the file, on
   /// every rank.
-  void save(Manifest manifest, const std::vector<nn::StateEntry>& state);
+  void save(ckpt::Manifest manifest, const std::vector<nn::StateEntry>& state);
   /// Looks at a save that is being written. Collective.
   void poll();
   /// Waits for it. Collective.
   void finish();
 
   bool is_in_flight() const { return saver_ && saver_->is_in_flight(); }
-  nn::SnapshotCost cost() const { return saver_ ? saver_->counts().cost : nn::SnapshotCost(); }
+  ckpt::SnapshotCost cost() const { return saver_ ? saver_->counts().cost : ckpt::SnapshotCost(); }
   /// This rank's, of saves beside the steps.
   std::optional<nn::AsyncSaver::Counts> counts() const {
     return saver_ ? std::optional(saver_->counts()) : std::nullopt;
@@ -58,10 +58,10 @@ class RunSaves {
 
   const TrainConfig& config_;
   ProcessGroup& group_;
-  std::optional<FolderLock> lock_;  // rank 0's
+  std::optional<ckpt::FolderLock> lock_;  // rank 0's
   SaveNames names_;                 // rank 0's
   bool has_told_ = false;           // rank 0's: the launcher knows that there is a save
-  Retention retention_;
+  ckpt::Retention retention_;
   std::optional<nn::AsyncSaver> saver_;             // config.save_async
   std::chrono::steady_clock::time_point saved_at_;  // or when the run began
 };

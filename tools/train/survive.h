@@ -100,7 +100,7 @@ class Survivor {
   std::optional<Agreement> next_;  // agreed on within a step
   bool has_state_ = false, is_announced_ = false, is_launcher_lost_ = false;
   std::int64_t updates_ = 0;
-  nn::CarriedState state_;
+  ckpt::CarriedState state_;
   RunRecord record_;
   RunData data_;
   std::chrono::steady_clock::time_point still_since_;  // no step is made

@@ -25,7 +25,7 @@ struct TrainGroup {
   bool goes_on = false;
   std::int64_t updates = 0;                 ///< made before
   std::vector<bool> has_state{};            ///< by rank of the group
-  const nn::CarriedState* state{};          ///< this rank's; empty if it has none
+  const ckpt::CarriedState* state{};        ///< this rank's; empty if it has none
   RunRecord record{};                       ///< of a rank that has the state
   double seconds_before = 0;                ///< that a step which was left had taken
   RunData data{};                           ///< may lack its tokens in the first group, where they are read

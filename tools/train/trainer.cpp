@@ -45,7 +45,7 @@ void Trainer::start() {
   open_group();
   if (goes_on()) state_ = regroup_->take_over(*saves_, *group_);
   if (!config_.resume.empty())
-    resumed_ = nn::open_newest_good(config_.resume, *group_, nn::Verify::files, say_on_stderr);
+    resumed_ = ckpt::open_newest_good(config_.resume, *group_, ckpt::Verify::files, say_on_stderr);
   open_data();
   config_.vocabulary = name(data_->vocabulary().kind());
   if (!config_.save.empty()) claim_save_folder();
@@ -306,13 +306,13 @@ void Trainer::fail_diverged(const Divergence& found) {
 
 // Before a save of the same step, which would keep what has changed by itself.
 void Trainer::compare_replicas(std::int64_t step) {
-  nn::check_replicas(state(), fmt::format("step {}, without batches {}", step, state_.skipped.text()), *group_);
+  ckpt::check_replicas(state(), fmt::format("step {}, without batches {}", step, state_.skipped.text()), *group_);
 }
 
 void Trainer::make_step(std::int64_t step, StepTrace& trace, StepLog& log) {
   if (regroup_) regroup_->step_begin = std::chrono::steady_clock::now();
   log.begin();
-  const nn::SnapshotCost cost_before = saves_->cost();
+  const ckpt::SnapshotCost cost_before = saves_->cost();
   const StepTrace::Step traced(trace, step + 1);
   const TrainStep::Result out = train_step(step);
   state_.updates = step + 1;
@@ -322,7 +322,7 @@ void Trainer::make_step(std::int64_t step, StepTrace& trace, StepLog& log) {
   known.lr = step_->learning_rate(step);
   known.tokens = local_batch_ * mesh_->num_data_ranks() * config_.model.sequence;
   if (saves_->is_in_flight()) {
-    const nn::SnapshotCost cost = saves_->cost();
+    const ckpt::SnapshotCost cost = saves_->cost();
     known.save = {cost.copied_bytes - cost_before.copied_bytes, cost.seconds - cost_before.seconds};
   }
   if (regroup_) {
@@ -425,9 +425,9 @@ int Trainer::end_step_of_earlier_group(StepLog& log, const RunStops& stops) {
 }
 
 // What a step has left in queues, of units that are being gathered too, comes to its end first.
-nn::CarriedState Trainer::carry() {
+ckpt::CarriedState Trainer::carry() {
   RankContext::current().drain_queues();
-  return nn::CarriedState::take(state());
+  return ckpt::CarriedState::take(state());
 }
 
 TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, const SavePoll& save) {

@@ -99,7 +99,7 @@ class Trainer {
   /// run() has ended between two steps, as the next group is to be formed.
   bool is_regrouped() const { return regroup_ && regroup_->is_ended; }
   /// What a Trainer of the next group takes over. Local; the group may have failed.
-  nn::CarriedState carry();
+  ckpt::CarriedState carry();
   RunRecord record() const { return regroup_->record(first_step_, state_, *saves_); }
   const RunData& shared_data() const { return data_; }
   /// Begin of a step that has been left.
@@ -124,14 +124,14 @@ class Trainer {
   void place_replicas();
   void open_data();
   void say_what_changes(const TrainConfig& saved);
-  void check_recipe_of(const Manifest& save);
+  void check_recipe_of(const ckpt::Manifest& save);
   void open_initial();
   void claim_save_folder();
   void build();
   void explain(OutOfMemory& error) noexcept;
   std::vector<nn::StateEntry> state();
   void resume();
-  void load(const CheckpointReader& save);
+  void load(const ckpt::CheckpointReader& save);
   void prepare_saves();
   int run_step(std::int64_t step, StepTrace& trace, StepLog& log, const RunStops& stops);
   void make_step(std::int64_t step, StepTrace& trace, StepLog& log);
@@ -156,7 +156,7 @@ class Trainer {
   std::shared_ptr<ProcessGroup> group_;
   std::optional<nn::JobMesh> mesh_;
   Device device_;
-  std::unique_ptr<CheckpointReader> resumed_;
+  std::unique_ptr<ckpt::CheckpointReader> resumed_;
   std::optional<RunSaves> saves_;
   std::unique_ptr<Weights> initial_;
   RunData data_;

@@ -12,14 +12,14 @@
 
 namespace sherd {
 
-void Trainer::check_recipe_of(const Manifest& save) {
+void Trainer::check_recipe_of(const ckpt::Manifest& save) {
   check_resumes(train_config_from_toml(save.config, config_.resume), config_);
 }
 
 // The state, the order of the data and the keys of dropout are those of the save on any number of ranks; sums are not.
 void Trainer::say_what_changes(const TrainConfig& saved) {
   if (group_->rank() != 0) return;
-  const Manifest& save = resumed_->manifest();
+  const ckpt::Manifest& save = resumed_->manifest();
   const auto say = [&](std::string_view what) {
     say_on_stderr(fmt::format("resume from {}: {}", config_.resume, what));
   };
@@ -54,8 +54,8 @@ void Trainer::claim_save_folder() {
 // if that is of the same run.
 void Trainer::resume() {
   together(*group_, [&] { state(); });  // its memory is there before ranks exchange what they read
-  resumed_ = nn::use_newest_good(
-      config_.resume, *group_, [this](const CheckpointReader& save) { load(save); }, say_on_stderr,
+  resumed_ = ckpt::use_newest_good(
+      config_.resume, *group_, [this](const ckpt::CheckpointReader& save) { load(save); }, say_on_stderr,
       std::move(resumed_));
   together(*group_, [&] { state_ = state_of(resumed_->manifest(), config_.resume); });
   check_usage(state_.updates <= config_.steps,
@@ -73,7 +73,7 @@ void Trainer::prepare_saves() {
   }
 }
 
-void Trainer::load(const CheckpointReader& save) {
+void Trainer::load(const ckpt::CheckpointReader& save) {
   check_recipe_of(save.manifest());
   data_.check_is_of(save.manifest(), config_.data, config_.resume);
   check(save.manifest().vocabulary == data_->vocabulary().to_text(),
@@ -90,7 +90,7 @@ void Trainer::load(const CheckpointReader& save) {
 void Trainer::save(std::int64_t step) {
   const StageMark stage("a save");
   const PurposeScope purpose("Trainer::save");
-  Manifest manifest;
+  ckpt::Manifest manifest;
   note_state(manifest, state_, step_->scaler() == nullptr);
   manifest.step = step;
   TrainConfig asked = config_;
@@ -113,10 +113,10 @@ std::int64_t Trainer::roll_back(StepLog& log) {
   const Divergence found = *log.diverged();
   log.finish();
   finish_save();
-  auto reader = nn::open_newest_good(config_.save, *group_, nn::Verify::files, say_on_stderr);
+  auto reader = ckpt::open_newest_good(config_.save, *group_, ckpt::Verify::files, say_on_stderr);
   if (reader->manifest().step == rolled_back_to_ && rollbacks_in_a_row_ == kMostRollbacks) fail_diverged(found);
-  reader = nn::use_newest_good(
-      config_.save, *group_, [this](const CheckpointReader& save) { nn::load_checkpoint(save, state()); },
+  reader = ckpt::use_newest_good(
+      config_.save, *group_, [this](const ckpt::CheckpointReader& save) { nn::load_checkpoint(save, state()); },
       say_on_stderr, std::move(reader));
   const std::int64_t step = reader->manifest().step;
   rollbacks_in_a_row_ = step == rolled_back_to_ ? rollbacks_in_a_row_ + 1 : 1;

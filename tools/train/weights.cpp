@@ -30,10 +30,10 @@ std::vector<std::pair<std::string, ConfigValue>> model_values(const TrainConfig:
 
 }  // namespace
 
-Weights::Weights(const std::string& dir, ProcessGroup& group, nn::Verify verify) : dir_(dir) {
+Weights::Weights(const std::string& dir, ProcessGroup& group, ckpt::Verify verify) : dir_(dir) {
   bool is_checkpoint = false;
   together(group, [&] {
-    is_checkpoint = !list_saves(dir).empty();
+    is_checkpoint = !ckpt::list_saves(dir).empty();
     if (is_checkpoint) return;
     check(nn::HuggingFaceWeights::is_at(dir),
           "\"{}\" holds neither a checkpoint (manifest.json, or a folder step-... with one) nor config.json, as a "
@@ -43,8 +43,8 @@ Weights::Weights(const std::string& dir, ProcessGroup& group, nn::Verify verify)
     model_ = model_section(huggingface_->config());
   });
   if (!is_checkpoint) return;
-  checkpoint_ = nn::open_newest_good(dir, group, verify, say_on_stderr);
-  const Manifest& manifest = checkpoint_->manifest();
+  checkpoint_ = ckpt::open_newest_good(dir, group, verify, say_on_stderr);
+  const ckpt::Manifest& manifest = checkpoint_->manifest();
   const TrainConfig saved = train_config_from_toml(manifest.config, dir);
   if (!manifest.vocabulary.empty()) vocabulary_ = Vocabulary::from_text(manifest.vocabulary);
   model_ = saved.model;
@@ -72,14 +72,14 @@ void Weights::check_fits(const TrainConfig::Model& section) const {
   }
 }
 
-void check_parameters(const CheckpointReader& checkpoint, const nn::LanguageModelConfig& config) {
+void check_parameters(const ckpt::CheckpointReader& checkpoint, const nn::LanguageModelConfig& config) {
   const auto layers = std::visit([](const auto& c) { return c.layers; }, config);
   check(std::cmp_less_equal(layers, checkpoint.manifest().pieces.size()),
         "the checkpoint \"{}\" says that its model has {} layers, but holds {} tensors only", checkpoint.dir(), layers,
         checkpoint.manifest().pieces.size());
   const auto model = nn::make_language_model(config);
   for (const auto& [name, p] : model->named_parameters())
-    checkpoint.check_box("param", name, p->value().dtype(), p->shape(), whole_box(p->shape()));
+    checkpoint.check_box("param", name, p->value().dtype(), p->shape(), ckpt::whole_box(p->shape()));
 }
 
 void take_model(const Weights& weights, ConfigTable& table) {

@@ -17,7 +17,7 @@ class Weights {
   /// Takes the newest good checkpoint of a folder, the same on all ranks; says on stderr if it is not the newest.
   /// Collective. Throws Error naming the file, on every rank.
   explicit Weights(const std::string& dir, ProcessGroup& group = *make_single_group(),
-                   nn::Verify verify = nn::Verify::bytes);
+                   ckpt::Verify verify = ckpt::Verify::bytes);
 
   const std::string& dir() const { return dir_; }
   /// Complete: `vocabulary` and `positions` are not 0.
@@ -39,12 +39,12 @@ class Weights {
   TrainConfig::Model model_;
   std::optional<Vocabulary> vocabulary_;
   std::optional<nn::HuggingFaceWeights> huggingface_;
-  std::unique_ptr<CheckpointReader> checkpoint_;
+  std::unique_ptr<ckpt::CheckpointReader> checkpoint_;
 };
 
 /// Error unless `checkpoint` holds the parameters of a model of `config`, by their names, dtypes and shapes. Takes no
 /// memory for them, whatever the config says: to be called before anything is materialised. Local.
-void check_parameters(const CheckpointReader& checkpoint, const nn::LanguageModelConfig& config);
+void check_parameters(const ckpt::CheckpointReader& checkpoint, const nn::LanguageModelConfig& config);
 
 /// Gives the keys of [model] that `table` was not given the values they have in `weights`.
 void take_model(const Weights& weights, ConfigTable& table);

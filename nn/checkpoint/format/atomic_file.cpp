@@ -11,7 +11,7 @@
 
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 namespace {
 constexpr std::size_t kMaxWriteBytes = std::size_t{1} << 30;  // Linux writes at most 2 GiB - 4 KiB at once.
@@ -69,4 +69,4 @@ void sync_folder(const std::string& folder) {
   check(result == 0 || error == EINVAL, "cannot sync the folder \"{}\": {}", path, std::strerror(error));
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

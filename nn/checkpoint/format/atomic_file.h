@@ -7,7 +7,7 @@
 
 #include "nn/checkpoint/format/block_sums.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 /// Bytes go to `path`.partial; commit() makes them durable and renames. Without commit() the partial file is
 /// removed and an older file at `path` stays as it is. Errors name the file, the reason and the bytes written.
@@ -38,4 +38,4 @@ class AtomicFile {
 /// Makes the names in `folder` durable. Throws Error naming it.
 void sync_folder(const std::string& folder);
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

@@ -4,7 +4,7 @@
 
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 void BlockReader::open(BlockFile& file) {
   if (file.file) return;
@@ -66,4 +66,4 @@ std::optional<BadBlock> BlockReader::read(BlockFile& file, std::int64_t at, std:
   return std::nullopt;
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

@@ -11,7 +11,7 @@
 #include "nn/checkpoint/format/block_sums.h"
 #include "nn/checkpoint/format/input_file.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 /// A file of a save; opened at its first use.
 struct BlockFile {
@@ -55,4 +55,4 @@ class BlockReader {
   std::int64_t bytes_read_ = 0;
 };
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

@@ -4,7 +4,7 @@
 
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 namespace {
 constexpr std::size_t kDigits = 16;
@@ -48,4 +48,4 @@ BlockSums BlockHasher::sums() const {
   return sums;
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

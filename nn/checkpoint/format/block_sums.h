@@ -12,7 +12,7 @@
 
 #include "nn/checkpoint/format/checksum.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 inline constexpr std::int64_t kBlockBytes = std::int64_t{1} << 20;
 
@@ -45,4 +45,4 @@ class BlockHasher {
   Checksum block_;  // the one that has begun
 };
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

@@ -10,7 +10,7 @@
 
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 namespace {
 
@@ -211,4 +211,4 @@ std::string shown(const json& value) {
   return text;
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

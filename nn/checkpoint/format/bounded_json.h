@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-namespace sherd {
+namespace sherd::ckpt {
 
 /// An object or array of which the text decides how large it is. It is never held: its members are handed over one by
 /// one, each at most 100'000 values large.
@@ -44,4 +44,4 @@ nlohmann::json parse_bounded_json(std::string_view text);
 /// The value as text for a message; a long one is truncated.
 std::string shown(const nlohmann::json& value);
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

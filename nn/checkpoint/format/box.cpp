@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace sherd {
+namespace sherd::ckpt {
 
 Box whole_box(const Shape& shape) { return {Dims::filled(shape.size(), 0), shape}; }
 
@@ -79,4 +79,4 @@ void for_each_run(const Box& part, const Box& a, const Box& b,
   }
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

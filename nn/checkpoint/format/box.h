@@ -14,7 +14,7 @@
 
 #include "runtime/tensor/shape.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 struct Box {
   Dims offset;
@@ -40,4 +40,4 @@ std::string to_string(const Box& box);
 void for_each_run(const Box& part, const Box& a, const Box& b,
                   const std::function<void(std::int64_t, std::int64_t, std::int64_t)>& copy);
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

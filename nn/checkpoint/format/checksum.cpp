@@ -7,7 +7,7 @@
 
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 struct Checksum::State {
   XXH64_state_t state;
@@ -38,4 +38,4 @@ std::uint64_t checksum_from_text(std::string_view text) {
   return value;
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

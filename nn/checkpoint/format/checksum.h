@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace sherd {
+namespace sherd::ckpt {
 
 /// Checksum of bytes that are added in parts of any size.
 class Checksum {
@@ -34,4 +34,4 @@ std::string checksum_text(std::uint64_t value);
 /// Inverse of checksum_text(); throws Error on anything else.
 std::uint64_t checksum_from_text(std::string_view text);
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

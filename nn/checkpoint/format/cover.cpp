@@ -16,7 +16,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace sherd {
+namespace sherd::ckpt {
 
 namespace {
 
@@ -67,4 +67,4 @@ std::optional<Miscount> first_miscount(std::span<const Box* const> boxes, const 
   return found;
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

@@ -6,7 +6,7 @@
 
 #include "nn/checkpoint/format/box.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 struct Miscount {
   Dims element;
@@ -18,4 +18,4 @@ struct Miscount {
 /// dims.
 std::optional<Miscount> first_miscount(std::span<const Box* const> boxes, const Shape& shape);
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

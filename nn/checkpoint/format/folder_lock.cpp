@@ -13,7 +13,7 @@
 #include "runtime/comm/job/world.h"
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 namespace {
 
@@ -87,4 +87,4 @@ FolderLock::~FolderLock() {
   if (file_.is_open() && is_at(file_.get(), path_)) ::unlink(path_.c_str());
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

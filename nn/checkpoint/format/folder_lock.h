@@ -4,7 +4,7 @@
 
 #include "runtime/os/descriptor.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 /// Holds DIR/lock for as long as it lives; the system lets go of it when the process ends, however it ends. Makes the
 /// folder if there is none. On file systems without locks it holds nothing, and says so on stderr.
@@ -30,4 +30,4 @@ class FolderLock {
   Descriptor file_;
 };
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

@@ -6,7 +6,7 @@
 #include "nn/checkpoint/format/atomic_file.h"
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 namespace fs = std::filesystem;
 
@@ -38,4 +38,4 @@ bool is_file_there(const std::string& path) {
   return fs::exists(status);
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

@@ -10,7 +10,7 @@
 
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 InputFile::InputFile(std::string path)
     : path_(std::move(path)),
@@ -49,4 +49,4 @@ FileText::int_type FileText::underflow() {
   return traits_type::to_int_type(part_[0]);
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

@@ -9,7 +9,7 @@
 
 #include "runtime/os/descriptor.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 /// An open regular file. Reading blocks on the disk; any number of threads may read at once.
 class InputFile {
@@ -44,4 +44,4 @@ class FileText : public std::streambuf {
   std::array<char, 1 << 14> part_;
 };
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

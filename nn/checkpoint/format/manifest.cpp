@@ -14,7 +14,7 @@
 #include "nn/checkpoint/format/saves.h"
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 namespace {
 
@@ -131,4 +131,4 @@ Manifest read_manifest(const std::string& where) {
   } catch (const Error& error) { fail("\"{}\" is damaged: {}", file->path(), error.message()); }
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

@@ -21,7 +21,7 @@
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/shape.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 /// A box of one tensor, and where its bytes are.
 struct PieceEntry {
@@ -86,4 +86,4 @@ class NewerVersion : public Error {
 /// if its pieces do not cover their tensors exactly; NewerVersion, with what to do, if it is of a later version.
 Manifest read_manifest(const std::string& path);
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

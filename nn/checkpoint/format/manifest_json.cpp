@@ -12,7 +12,7 @@
 #include "nn/checkpoint/format/checksum.h"
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 namespace {
 
@@ -306,4 +306,4 @@ void rank_file_into(Manifest& manifest, std::string_view text) {
   read_json(text, {.large = {blocks_into(manifest.blocks), pieces_into(manifest.pieces)}});
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

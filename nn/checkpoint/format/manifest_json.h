@@ -23,7 +23,7 @@
 #include "nn/checkpoint/format/input_file.h"
 #include "nn/checkpoint/format/manifest.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 /// Throws Error if a text in it is not UTF-8.
 std::string manifest_to_json(const Manifest& manifest);
@@ -40,4 +40,4 @@ std::deque<PieceEntry> pieces_from_json(std::string_view text);
 std::string rank_file_to_json(const RankFile& file);
 void rank_file_into(Manifest& manifest, std::string_view text);
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

@@ -7,7 +7,7 @@
 #include "nn/checkpoint/format/folders.h"
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 namespace {
 
@@ -81,4 +81,4 @@ RankFile write_rank_file(const std::string& dir, const std::string& save, int ra
   return file;
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

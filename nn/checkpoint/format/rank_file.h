@@ -12,7 +12,7 @@
 #include "nn/checkpoint/format/manifest.h"
 #include "nn/checkpoint/format/safetensors.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 /// The bytes of a tensor: at hand, or given in parts when their turn comes, so that only one tensor's are brought to
 /// the host at a time.
@@ -58,4 +58,4 @@ std::string rank_file_name(int rank);
 /// disk; throws Error naming the file (disk full, bytes that do not fit the box) and leaves no partial file.
 RankFile write_rank_file(const std::string& dir, const std::string& save, int rank, std::span<const Piece> pieces);
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

@@ -11,7 +11,7 @@
 
 // Files come from anywhere, so the reader trusts nothing: every number of the header is checked against the size of
 // the file before a byte is touched. The header is read as a stream, entry by entry.
-namespace sherd {
+namespace sherd::ckpt {
 
 namespace {
 
@@ -255,4 +255,4 @@ void write_safetensors(const std::string& path, std::span<const TensorBytes> ten
   writer.commit();
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

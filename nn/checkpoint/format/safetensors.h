@@ -20,7 +20,7 @@
 #include "runtime/tensor/dtype.h"
 #include "runtime/tensor/shape.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 struct TensorInfo {
   std::string name;
@@ -103,4 +103,4 @@ class SafetensorsWriter {
 void write_safetensors(const std::string& path, std::span<const TensorBytes> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

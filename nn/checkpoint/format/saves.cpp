@@ -11,7 +11,7 @@
 #include "nn/checkpoint/format/folders.h"
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 namespace {
 
@@ -171,4 +171,4 @@ void remove_older_saves(const std::string& dir, const std::string& name, const R
   } catch (const std::exception&) {}
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

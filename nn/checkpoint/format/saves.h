@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace sherd {
+namespace sherd::ckpt {
 
 /// A committed save.
 struct SavePlace {
@@ -44,4 +44,4 @@ struct Retention {
 /// fail a save that is committed.
 void remove_older_saves(const std::string& dir, const std::string& name, const Retention& retention) noexcept;
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

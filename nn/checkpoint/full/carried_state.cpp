@@ -10,19 +10,19 @@
 #include "runtime/exec/purpose.h"
 #include "runtime/op/rows/ops.h"
 
-namespace sherd::nn {
+namespace sherd::ckpt {
 
 namespace {
 
-std::string entry_text(const StateEntry& entry) { return fmt::format("\"{}\" ({})", entry.name, entry.kind); }
+std::string entry_text(const nn::StateEntry& entry) { return fmt::format("\"{}\" ({})", entry.name, entry.kind); }
 
 }  // namespace
 
-CarriedState CarriedState::take(const std::vector<StateEntry>& state) {
+CarriedState CarriedState::take(const std::vector<nn::StateEntry>& state) {
   const GradMode off(false);
   RankContext::current().drain_queues();
   CarriedState carried;
-  for (const StateEntry& entry : state) {
+  for (const nn::StateEntry& entry : state) {
     check_whole(entry);
     Value value{.kind = entry.kind, .name = entry.name};
     if (entry.usually) {
@@ -40,7 +40,7 @@ CarriedState CarriedState::take(const std::vector<StateEntry>& state) {
 }
 
 /// Null if there is nothing at all.
-const CarriedState::Value* CarriedState::at(std::size_t index, const StateEntry& entry) const {
+const CarriedState::Value* CarriedState::at(std::size_t index, const nn::StateEntry& entry) const {
   if (is_empty()) return nullptr;
   const Value* const value = index < values_.size() ? &values_[index] : nullptr;
   check(value && value->kind == entry.kind && value->name == entry.name, "the state that was carried on has no {} here",
@@ -49,7 +49,7 @@ const CarriedState::Value* CarriedState::at(std::size_t index, const StateEntry&
 }
 
 // Two numbers for each entry with a default: whether it has its own value, and that.
-std::vector<std::optional<float>> CarriedState::scalars_of(const std::vector<StateEntry>& state,
+std::vector<std::optional<float>> CarriedState::scalars_of(const std::vector<nn::StateEntry>& state,
                                                            const std::optional<StateHolders>& holders) const {
   std::vector<float> numbers;
   for (std::size_t i = 0; i < state.size(); ++i) {
@@ -67,18 +67,18 @@ std::vector<std::optional<float>> CarriedState::scalars_of(const std::vector<Sta
   return scalars;
 }
 
-void CarriedState::give(const std::vector<StateEntry>& state, const std::optional<StateHolders>& holders) const {
+void CarriedState::give(const std::vector<nn::StateEntry>& state, const std::optional<StateHolders>& holders) const {
   const PurposeScope purpose("CarriedState::give");
   const GradMode off(false);
   check(holders || !is_empty(), "there is no state to go on with");
   const std::vector<std::optional<float>> numbers = scalars_of(state, holders);
-  SharedScalars scalars(state, [&](const StateEntry& entry) -> std::optional<float> {
+  SharedScalars scalars(state, [&](const nn::StateEntry& entry) -> std::optional<float> {
     for (std::size_t i = 0; i < state.size(); ++i)
       if (state[i].slot == entry.slot && entry.usually) return numbers[i];
     return std::nullopt;
   });
   for (std::size_t i = 0; i < state.size(); ++i) {
-    const StateEntry& entry = state[i];
+    const nn::StateEntry& entry = state[i];
     if (entry.usually) continue;  // when what they are by default is there
     const Tensor local = state_tensor(entry).local();
     Tensor loaded = Tensor::empty(local.shape(), local.dtype());
@@ -94,11 +94,11 @@ void CarriedState::give(const std::vector<StateEntry>& state, const std::optiona
     if (loaded.numel() > 0) copy_into(local, std::move(loaded));
     mark_loaded(entry);
   }
-  for (const StateEntry& entry : state) {
+  for (const nn::StateEntry& entry : state) {
     if (!entry.usually) continue;
     scalars.load(entry);
     entry.slot->mark_whole();
   }
 }
 
-}  // namespace sherd::nn
+}  // namespace sherd::ckpt

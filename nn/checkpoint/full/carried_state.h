@@ -12,7 +12,7 @@
 #include "nn/checkpoint/training_state.h"
 #include "runtime/comm/group/process_group.h"
 
-namespace sherd::nn {
+namespace sherd::ckpt {
 
 /// Ranks that hold the same: one of them has what others may lack.
 struct StateHolders {
@@ -27,13 +27,13 @@ class CarriedState {
   /// Copies this rank's shards and plain tensors to memory of the process, none of the rank's account: as many bytes
   /// as a save of this rank alone. The group may have failed. Local; waits for this rank's queues. Error naming a value
   /// that a step has left half changed.
-  static CarriedState take(const std::vector<StateEntry>& state);
+  static CarriedState take(const std::vector<nn::StateEntry>& state);
 
   bool is_empty() const { return values_.empty(); }
   /// Fills the slots of `state`, which have the layout that they had. With `holders` their root's values are everyone's
   /// in that group, also of ranks that have nothing: collective over it, a broadcast for each value. Error for other
   /// names, types or sizes.
-  void give(const std::vector<StateEntry>& state, const std::optional<StateHolders>& holders = std::nullopt) const;
+  void give(const std::vector<nn::StateEntry>& state, const std::optional<StateHolders>& holders = std::nullopt) const;
 
  private:
   struct Value {
@@ -43,10 +43,10 @@ class CarriedState {
     std::unique_ptr<std::byte[]> data{};
     std::optional<float> scalar{};  ///< of an entry with a default
   };
-  const Value* at(std::size_t index, const StateEntry& entry) const;
-  std::vector<std::optional<float>> scalars_of(const std::vector<StateEntry>& state,
+  const Value* at(std::size_t index, const nn::StateEntry& entry) const;
+  std::vector<std::optional<float>> scalars_of(const std::vector<nn::StateEntry>& state,
                                                const std::optional<StateHolders>& holders) const;
   std::vector<Value> values_;  // in the order of the state
 };
 
-}  // namespace sherd::nn
+}  // namespace sherd::ckpt

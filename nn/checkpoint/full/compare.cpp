@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace sherd {
+namespace sherd::ckpt {
 
 namespace {
 
@@ -91,4 +91,4 @@ void compare_saves(const CheckpointReader& first, const CheckpointReader& second
   }
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

@@ -6,7 +6,7 @@
 
 #include "nn/checkpoint/load/checkpoint_reader.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 enum class Likeness { equal, values, form, only_first, only_second };
 
@@ -24,4 +24,4 @@ struct TensorDifference {
 void compare_saves(const CheckpointReader& first, const CheckpointReader& second,
                    const std::function<void(const TensorDifference&)>& use);
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

@@ -24,7 +24,7 @@ namespace sherd::nn {
 
 namespace {
 
-std::string key_of(const StateEntry& entry) { return stored_name(entry.kind, entry.name); }
+std::string key_of(const StateEntry& entry) { return ckpt::stored_name(entry.kind, entry.name); }
 
 void refuse_ghosts(std::string_view what) {
   check(!RankContext::current().is_ghost(), "{}: this rank is a ghost, whose parameters have no values", what);
@@ -115,26 +115,27 @@ void check_has_memory(const StateEntry& entry) {
 // ---- get ----
 
 bool gives_piece(const StateEntry& entry, int rank) {
-  return !is_usual(entry) && saves_box(state_tensor(entry), rank) && numel(local_box(state_tensor(entry))) > 0;
+  return !is_usual(entry) && ckpt::saves_box(state_tensor(entry), rank) &&
+         numel(ckpt::local_box(state_tensor(entry))) > 0;
 }
 
 std::string own_pieces(const std::vector<StateEntry>& state, int rank) {
-  std::vector<PieceEntry> pieces;
+  std::vector<ckpt::PieceEntry> pieces;
   for (const StateEntry& entry : state) {
     check_has_memory(entry);
     check_whole(entry);
     const Tensor& value = state_tensor(entry);
-    const Box box = local_box(value);  // on every rank: a Partial value is refused
+    const ckpt::Box box = ckpt::local_box(value);  // on every rank: a Partial value is refused
     if (gives_piece(entry, rank))
       pieces.push_back({entry.name, entry.kind, value.dtype(), value.shape(), box, "", 0, 0});
   }
-  return pieces_to_json(pieces);
+  return ckpt::pieces_to_json(pieces);
 }
 
 /// A rank's piece of the tensor whose turn it is.
 struct Source {
   int rank = 0;
-  Box box;
+  ckpt::Box box;
 };
 
 /// Per entry of rank 0's state, who gives which box; checks that all ranks mean the same tensors in the same order.
@@ -145,8 +146,8 @@ std::vector<std::vector<Source>> plan_sources(const std::vector<StateEntry>& sta
   std::vector<std::vector<Source>> sources(state.size());
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     std::size_t next = 0;
-    for (const PieceEntry& piece : pieces_from_json(texts[rank])) {
-      const std::string key = stored_name(piece.kind, piece.name);
+    for (const ckpt::PieceEntry& piece : ckpt::pieces_from_json(texts[rank])) {
+      const std::string key = ckpt::stored_name(piece.kind, piece.name);
       const auto place = places.find(key);
       check(place != places.end(), "rank {} has \"{}\", which rank 0's state has not", rank, key);
       const Tensor& own = state_tensor(state[place->second]);
@@ -160,9 +161,9 @@ std::vector<std::vector<Source>> plan_sources(const std::vector<StateEntry>& sta
   for (std::size_t i = 0; i < state.size(); ++i) {
     const Tensor& value = state_tensor(state[i]);
     if (is_usual(state[i]) || value.numel() == 0) continue;
-    std::vector<const Box*> boxes;
+    std::vector<const ckpt::Box*> boxes;
     for (const Source& source : sources[i]) boxes.push_back(&source.box);
-    if (const auto wrong = first_miscount(boxes, value.shape()))
+    if (const auto wrong = ckpt::first_miscount(boxes, value.shape()))
       fail("\"{}\": {} ranks have its element {}; `group` must be all ranks of the model's meshes", key_of(state[i]),
            wrong->boxes, wrong->element);
   }
@@ -176,7 +177,7 @@ Tensor receive_full(const StateEntry& entry, const std::vector<Source>& sources,
   Tensor full = Tensor::empty(value.shape(), value.dtype());
   if (full.numel() == 0) return full;
   std::byte* const out = raw_bytes(full);
-  const Box whole = whole_box(value.shape());
+  const ckpt::Box whole = ckpt::whole_box(value.shape());
   for (const Source& source : sources) {
     const Tensor own = source.rank == group.rank() ? on_host(value.local()) : Tensor();
     std::int64_t at = 0;
@@ -185,7 +186,7 @@ Tensor receive_full(const StateEntry& entry, const std::vector<Source>& sources,
         std::memcpy(to, raw_bytes(own) + std::exchange(at, at + bytes), static_cast<std::size_t>(bytes));
       else group.recv({in_place(to, DType::u8, bytes)}, source.rank);
     });
-    for_each_run(source.box, source.box, whole, [&](std::int64_t, std::int64_t to, std::int64_t count) {
+    ckpt::for_each_run(source.box, source.box, whole, [&](std::int64_t, std::int64_t to, std::int64_t count) {
       stream.take(out + to * element, count * element);
     });
   }
@@ -244,15 +245,15 @@ using Infos = std::map<std::string, FullStateSource::Info>;
 
 /// What rank 0 has to give, as text.
 std::string offer_of(const FullStateSource& source) {
-  std::vector<PieceEntry> offered;
+  std::vector<ckpt::PieceEntry> offered;
   for (const auto& [name, info] : source.tensors)
-    offered.push_back({name, "param", info.dtype, info.shape, whole_box(info.shape), "", 0, 0});
-  return pieces_to_json(offered);
+    offered.push_back({name, "param", info.dtype, info.shape, ckpt::whole_box(info.shape), "", 0, 0});
+  return ckpt::pieces_to_json(offered);
 }
 
 Infos read_offer(const std::string& text) {
   Infos infos;
-  for (const PieceEntry& piece : pieces_from_json(text)) infos[piece.name] = {piece.dtype, piece.shape};
+  for (const ckpt::PieceEntry& piece : ckpt::pieces_from_json(text)) infos[piece.name] = {piece.dtype, piece.shape};
   return infos;
 }
 
@@ -275,7 +276,7 @@ void check_fits(const std::vector<StateEntry>& state, const Infos& offered, bool
     const std::string key = key_of(entry);
     const Tensor& value = state_tensor(entry);
     known.insert(key);
-    (void)local_box(value);  // a Partial value is refused
+    (void)ckpt::local_box(value);  // a Partial value is refused
     const auto found = offered.find(key);
     if (found == offered.end()) {
       if (!entry.usually && strict) missing.push_back(fmt::format("\"{}\"", key));
@@ -371,17 +372,18 @@ void receive_shard(const StateEntry& entry, const Tensor& full, HostGroup& group
   if (full.defined()) send_in_chunks(full, chunk_bytes, broadcast);
   ChunkStream stream(bytes, chunk_bytes, broadcast);
   std::int64_t at = 0;  // in the full tensor, in bytes
-  const Box box = local_box(value);
+  const ckpt::Box box = ckpt::local_box(value);
   if (numel(box) > 0)
-    for_each_run(box, whole_box(value.shape()), box, [&](std::int64_t from, std::int64_t to, std::int64_t count) {
-      if (mine) {
-        std::memcpy(out + to * element, mine + from * element, static_cast<std::size_t>(count * element));
-        return;
-      }
-      stream.skip(from * element - at);
-      stream.take(out + to * element, count * element);
-      at = (from + count) * element;
-    });
+    ckpt::for_each_run(
+        box, ckpt::whole_box(value.shape()), box, [&](std::int64_t from, std::int64_t to, std::int64_t count) {
+          if (mine) {
+            std::memcpy(out + to * element, mine + from * element, static_cast<std::size_t>(count * element));
+            return;
+          }
+          stream.skip(from * element - at);
+          stream.take(out + to * element, count * element);
+          at = (from + count) * element;
+        });
   if (!mine) stream.skip(bytes - at);
   if (writes_local) local.storage()->bump_version();
   else if (local.numel() > 0) copy_into(local, shard);
@@ -392,7 +394,7 @@ void receive_shard(const StateEntry& entry, const Tensor& full, HostGroup& group
 void take_all(const std::vector<StateEntry>& state, ProcessGroup& group, const FullStateSource& source,
               const Infos& offered, std::int64_t chunk_bytes, std::vector<Slot*>& changed) {
   const std::map<std::string, float> values = share_scalars(state, group.host(), source, offered);
-  SharedScalars scalars(state, [&](const StateEntry& entry) -> std::optional<float> {
+  ckpt::SharedScalars scalars(state, [&](const StateEntry& entry) -> std::optional<float> {
     const auto found = values.find(key_of(entry));
     return found == values.end() ? std::nullopt : std::optional(found->second);
   });

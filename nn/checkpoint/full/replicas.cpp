@@ -16,7 +16,7 @@
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
 
-namespace sherd::nn {
+namespace sherd::ckpt {
 
 namespace {
 
@@ -29,9 +29,9 @@ std::uint64_t hash_of(const Tensor& values) {
 }
 
 // A line for each box: its hash, and what it is of.
-std::string hashes(const std::vector<StateEntry>& state, std::string_view other) {
+std::string hashes(const std::vector<nn::StateEntry>& state, std::string_view other) {
   std::string text = fmt::format("{} {}\n", checksum_text(checksum(other)), "the position in the data");
-  for (const StateEntry& entry : state) {
+  for (const nn::StateEntry& entry : state) {
     const Tensor& value = state_tensor(entry);
     if (!has_replicas(value)) continue;
     for (const LocalPart& part : local_parts(value, state_shape(entry)))
@@ -76,7 +76,7 @@ std::string describe_difference(const std::string& what, const Holders& holders)
 
 }  // namespace
 
-void check_replicas(const std::vector<StateEntry>& state, std::string_view other, ProcessGroup& group) {
+void check_replicas(const std::vector<nn::StateEntry>& state, std::string_view other, ProcessGroup& group) {
   const PurposeScope purpose("check_replicas");
   if (group.size() == 1 || RankContext::current().is_ghost()) return;
   const GradMode off(false);
@@ -90,4 +90,4 @@ void check_replicas(const std::vector<StateEntry>& state, std::string_view other
           describe_difference(what, holders));
 }
 
-}  // namespace sherd::nn
+}  // namespace sherd::ckpt

@@ -10,7 +10,7 @@
 #include "nn/checkpoint/format/saves.h"
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 namespace {
 
@@ -227,4 +227,4 @@ void CheckpointReader::read_box(const std::string& kind, const std::string& name
   }
 }
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

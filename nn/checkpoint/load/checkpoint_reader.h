@@ -13,7 +13,7 @@
 #include "nn/checkpoint/format/manifest.h"
 #include "nn/checkpoint/format/rank_file.h"
 
-namespace sherd {
+namespace sherd::ckpt {
 
 /// Bytes of a save are not those that were written, or cannot be read: an older save may still be good.
 class DamagedSave : public Error {
@@ -87,4 +87,4 @@ class CheckpointReader {
   mutable std::set<const PieceEntry*> compared_;  // pieces with checksums of their own
 };
 
-}  // namespace sherd
+}  // namespace sherd::ckpt

@@ -33,9 +33,9 @@ std::vector<const StateEntry*> in_file_order(const std::vector<StateEntry>& stat
   };
   std::vector<Place> places;
   for (const StateEntry& entry : state)
-    places.push_back({state_tensor(entry).dtype(), stored_name(entry.kind, entry.name), &entry});
+    places.push_back({state_tensor(entry).dtype(), ckpt::stored_name(entry.kind, entry.name), &entry});
   std::ranges::stable_sort(
-      places, [](const Place& a, const Place& b) { return lies_before(a.dtype, a.stored, b.dtype, b.stored); });
+      places, [](const Place& a, const Place& b) { return ckpt::lies_before(a.dtype, a.stored, b.dtype, b.stored); });
   std::vector<const StateEntry*> order;
   for (const Place& place : places) order.push_back(place.entry);
   return order;
@@ -50,7 +50,7 @@ class FirstFailure {
     if (error_) return;
     try {
       work();
-    } catch (const DamagedSave& error) { keep(error.what(), true); } catch (const std::exception& error) {
+    } catch (const ckpt::DamagedSave& error) { keep(error.what(), true); } catch (const std::exception& error) {
       keep(error.what(), false);
     }
   }
@@ -60,7 +60,7 @@ class FirstFailure {
   void note_peer(const std::string& name, std::string_view text) {
     note([&] {
       const std::string reason = fmt::format("{}: {}", name, text.substr(1));
-      if (text.front() == kDamaged) throw DamagedSave(reason);
+      if (text.front() == kDamaged) throw ckpt::DamagedSave(reason);
       throw Error(reason);
     });
   }
@@ -115,7 +115,8 @@ struct Load {
 };
 
 /// A rank without elements reads none, and a ghost has nothing to read into; both check name, dtype and shape.
-Tensor read(const CheckpointReader& reader, const StateEntry& entry, const Box& box, FirstFailure& failure) {
+Tensor read(const ckpt::CheckpointReader& reader, const StateEntry& entry, const ckpt::Box& box,
+            FirstFailure& failure) {
   const DType dtype = state_tensor(entry).dtype();
   const Shape& shape = state_shape(entry);
   Tensor loaded = Tensor::empty(box.shape, dtype);
@@ -129,7 +130,7 @@ Tensor read(const CheckpointReader& reader, const StateEntry& entry, const Box& 
 }
 
 /// This rank's shard, of which peers have read a part, as it has of theirs.
-void load_exchanged(const CheckpointReader& reader, const StateEntry& entry, const Spec* read_as, Load& load) {
+void load_exchanged(const ckpt::CheckpointReader& reader, const StateEntry& entry, const Spec* read_as, Load& load) {
   const Tensor& value = state_tensor(entry);
   const Shape& shape = state_shape(entry);
   load.note_exchange(*read_as, Spec::from(value));
@@ -148,9 +149,9 @@ void load_exchanged(const CheckpointReader& reader, const StateEntry& entry, con
   });
 }
 
-void load_own_boxes(const CheckpointReader& reader, const StateEntry& entry, Load& load) {
+void load_own_boxes(const ckpt::CheckpointReader& reader, const StateEntry& entry, Load& load) {
   load.failure.note([&] {
-    for (const LocalPart& part : local_parts(state_tensor(entry), state_shape(entry))) {
+    for (const ckpt::LocalPart& part : ckpt::local_parts(state_tensor(entry), state_shape(entry))) {
       Tensor loaded = read(reader, entry, part.box, load.failure);
       if (load.failure.has_failed()) return;
       load.changed.push_back(&entry);
@@ -159,14 +160,14 @@ void load_own_boxes(const CheckpointReader& reader, const StateEntry& entry, Loa
   });
 }
 
-void load_entry(const CheckpointReader& reader, const StateEntry& entry, Load& load) {
+void load_entry(const ckpt::CheckpointReader& reader, const StateEntry& entry, Load& load) {
   const Tensor& value = state_tensor(entry);
   check(!value.local().is_meta(), "\"{}\" has no memory to load its values into; call model.materialize() first",
         entry.name);
   load.failure.note([&] {
     if (home_of(value)) value.local().storage()->settle();  // all of it is written: a write that failed is no error
   });
-  if (const Spec* read_as = read_layout(value, state_shape(entry), reader.pieces_of(entry.kind, entry.name)))
+  if (const Spec* read_as = ckpt::read_layout(value, state_shape(entry), reader.pieces_of(entry.kind, entry.name)))
     load_exchanged(reader, entry, read_as, load);
   else load_own_boxes(reader, entry, load);
   load.failure.note([&] { leave_memory(value); });
@@ -174,13 +175,13 @@ void load_entry(const CheckpointReader& reader, const StateEntry& entry, Load& l
 
 }  // namespace
 
-void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state) {
+void load_checkpoint(const ckpt::CheckpointReader& reader, const std::vector<StateEntry>& state) {
   const PurposeScope purpose("load_checkpoint");
   const GradMode off(false);
-  SharedScalars scalars(state, [&](const StateEntry& entry) -> std::optional<float> {
+  ckpt::SharedScalars scalars(state, [&](const StateEntry& entry) -> std::optional<float> {
     if (entry.usually && !reader.contains(entry.kind, entry.name)) return std::nullopt;
     float value = 0;
-    reader.read_box(entry.kind, entry.name, DType::f32, {}, whole_box({}),
+    reader.read_box(entry.kind, entry.name, DType::f32, {}, ckpt::whole_box({}),
                     std::as_writable_bytes(std::span(&value, 1)));
     return value;
   });

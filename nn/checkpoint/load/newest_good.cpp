@@ -9,7 +9,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
 
-namespace sherd::nn {
+namespace sherd::ckpt {
 
 namespace {
 
@@ -106,4 +106,4 @@ std::unique_ptr<CheckpointReader> open_newest_good(const std::string& path, Proc
       say);
 }
 
-}  // namespace sherd::nn
+}  // namespace sherd::ckpt

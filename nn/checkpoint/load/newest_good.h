@@ -7,7 +7,7 @@
 #include "nn/checkpoint/load/checkpoint_reader.h"
 #include "runtime/comm/group/process_group.h"
 
-namespace sherd::nn {
+namespace sherd::ckpt {
 
 /// What is done with a save that all ranks have opened. If it communicates, as load_checkpoint() may, a rank that fails
 /// must not leave its peers waiting. DamagedSave from it means that an older save may do.
@@ -30,4 +30,4 @@ enum class Verify { files, bytes };
 std::unique_ptr<CheckpointReader> open_newest_good(const std::string& path, ProcessGroup& group, Verify verify,
                                                    const SayWhy& say);
 
-}  // namespace sherd::nn
+}  // namespace sherd::ckpt

@@ -4,7 +4,7 @@
 
 #include "nn/checkpoint/format/safetensors.h"
 
-namespace sherd::nn {
+namespace sherd::ckpt {
 
 namespace {
 
@@ -44,4 +44,4 @@ const Spec* read_layout(const Tensor& value, const Shape& shape, const std::vect
   return layout == &own || layout->num_shards(0) > shape[0] ? nullptr : layout;
 }
 
-}  // namespace sherd::nn
+}  // namespace sherd::ckpt

@@ -12,11 +12,11 @@
 #include "nn/checkpoint/format/manifest.h"
 #include "runtime/op/core/tensor.h"
 
-namespace sherd::nn {
+namespace sherd::ckpt {
 
 /// The layout in which the ranks of a distributed tensor read it from pieces of that global shape, to be redistributed
 /// to its own; null where each reads its own shard: if no piece is cut in a dim but the first, if all of it is one
 /// block, or if it has fewer rows than ranks would read. The same on all ranks of the mesh.
 const Spec* read_layout(const Tensor& value, const Shape& shape, const std::vector<const PieceEntry*>& pieces);
 
-}  // namespace sherd::nn
+}  // namespace sherd::ckpt

@@ -21,9 +21,9 @@ namespace sherd::nn {
 /// A save on its way. What the queue's work makes is read when its event is reached.
 struct AsyncSaver::Flight {
   std::string dir, save;
-  Manifest manifest;
-  Retention retention;
-  std::shared_ptr<Snapshot> snapshot;
+  ckpt::Manifest manifest;
+  ckpt::Retention retention;
+  std::shared_ptr<ckpt::Snapshot> snapshot;
   struct Outcome {
     std::string failure, file;
     bool is_done = false;  // set last
@@ -38,9 +38,9 @@ namespace {
 // What a step cannot change under the writer's hands is left where it is.
 bool is_in_place(const Tensor& values) { return values.device() == Device::cpu() && values.is_contiguous(); }
 
-std::vector<Snapshot::Value> in_place(const std::vector<OwnPiece>& own) {
-  std::vector<Snapshot::Value> values;
-  for (const OwnPiece& piece : own)
+std::vector<ckpt::Snapshot::Value> in_place(const std::vector<ckpt::OwnPiece>& own) {
+  std::vector<ckpt::Snapshot::Value> values;
+  for (const ckpt::OwnPiece& piece : own)
     if (is_in_place(piece.values)) values.push_back({piece.values});
   return values;
 }
@@ -64,7 +64,7 @@ AsyncSaver::AsyncSaver(ProcessGroup& group) : group_(group) {}
 AsyncSaver::~AsyncSaver() { give_up(); }
 
 void AsyncSaver::reserve(const std::vector<StateEntry>& state) {
-  const std::int64_t bytes = Snapshot::kept_bytes(in_place(own_pieces(state, group_.rank())));
+  const std::int64_t bytes = ckpt::Snapshot::kept_bytes(in_place(ckpt::own_pieces(state, group_.rank())));
   if (kept_.defined() && kept_.bytes() >= bytes) return;
   kept_ = Tensor();
   try {
@@ -77,10 +77,10 @@ void AsyncSaver::reserve(const std::vector<StateEntry>& state) {
 }
 
 // Copies that are made here, from a device or of what is not dense, nobody else has: the snapshot need not keep them.
-std::vector<Snapshot::Value> AsyncSaver::values_to_save(const std::vector<StateEntry>& state,
-                                                        std::vector<Piece>& pieces) const {
-  std::vector<Snapshot::Value> values;
-  for (OwnPiece& own : own_pieces(state, group_.rank())) {
+std::vector<ckpt::Snapshot::Value> AsyncSaver::values_to_save(const std::vector<StateEntry>& state,
+                                                              std::vector<ckpt::Piece>& pieces) const {
+  std::vector<ckpt::Snapshot::Value> values;
+  for (ckpt::OwnPiece& own : ckpt::own_pieces(state, group_.rank())) {
     if (is_in_place(own.values)) values.push_back({own.values});
     else values.push_back({to(contiguous(own.values), Device::cpu()), true});
     pieces.push_back(std::move(own.piece));
@@ -90,19 +90,20 @@ std::vector<Snapshot::Value> AsyncSaver::values_to_save(const std::vector<StateE
 
 // Local, and may fail on one rank alone.
 void AsyncSaver::submit(Flight& flight, const std::vector<StateEntry>& state) {
-  auto pieces = std::make_shared<std::vector<Piece>>();
-  std::vector<Snapshot::Value> values = values_to_save(state, *pieces);
+  auto pieces = std::make_shared<std::vector<ckpt::Piece>>();
+  std::vector<ckpt::Snapshot::Value> values = values_to_save(state, *pieces);
   reserve(state);
   std::int64_t bytes = 0;
-  for (const Snapshot::Value& value : values) bytes += value.tensor.bytes();
-  flight.snapshot = std::make_shared<Snapshot>(std::move(values), kept_);
-  Snapshot& snapshot = *flight.snapshot;
+  for (const ckpt::Snapshot::Value& value : values) bytes += value.tensor.bytes();
+  flight.snapshot = std::make_shared<ckpt::Snapshot>(std::move(values), kept_);
+  ckpt::Snapshot& snapshot = *flight.snapshot;
   for (std::size_t i = 0; i < pieces->size(); ++i)
-    (*pieces)[i].bytes = PieceBytes::Give([&snapshot, i](const PieceBytes::Use& use) { snapshot.give(i, use); });
+    (*pieces)[i].bytes =
+        ckpt::PieceBytes::Give([&snapshot, i](const ckpt::PieceBytes::Use& use) { snapshot.give(i, use); });
   const auto write = [shared = flight.snapshot, outcome = flight.outcome, pieces, dir = flight.dir, save = flight.save,
                       rank = group_.rank()] {
     try {
-      outcome->file = rank_file_to_json(write_rank_file(dir, save, rank, *pieces));
+      outcome->file = ckpt::rank_file_to_json(ckpt::write_rank_file(dir, save, rank, *pieces));
     } catch (const std::exception& error) { outcome->failure = error.what(); }
     shared->end();
     outcome->is_done = true;
@@ -115,15 +116,15 @@ void AsyncSaver::submit(Flight& flight, const std::vector<StateEntry>& state) {
   counts_.bytes += bytes;
 }
 
-void AsyncSaver::start(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
-                       const Retention& retention) {
+void AsyncSaver::start(const std::string& dir, ckpt::Manifest manifest, const std::vector<StateEntry>& state,
+                       const ckpt::Retention& retention) {
   const PurposeScope purpose("AsyncSaver::start");
-  check_has_values(dir);
+  ckpt::check_has_values(dir);
   finish();
   const GradMode off(false);
   auto flight = std::make_unique<Flight>();
   flight->dir = dir;
-  flight->save = agreed_save_name(dir, manifest.step, group_);
+  flight->save = ckpt::agreed_save_name(dir, manifest.step, group_);
   flight->manifest = std::move(manifest);
   flight->retention = retention;
   flight_ = std::move(flight);
@@ -148,7 +149,7 @@ void AsyncSaver::give_up() noexcept {
 
 // All ranks know that it has failed. With a disk that is full its files would be in the way of the next one.
 void AsyncSaver::give_up_together() noexcept {
-  const auto file = std::filesystem::path(flight_->dir) / flight_->save / rank_file_name(group_.rank());
+  const auto file = std::filesystem::path(flight_->dir) / flight_->save / ckpt::rank_file_name(group_.rank());
   give_up();
   std::error_code ignored;
   std::filesystem::remove(file, ignored);
@@ -165,7 +166,7 @@ void AsyncSaver::commit_together() {
   const auto commit = [outcome = flight_->outcome, files, dir = flight_->dir, save = flight_->save,
                        manifest = flight_->manifest, retention = flight_->retention] {
     try {
-      commit_files(dir, save, manifest, files, retention);
+      ckpt::commit_files(dir, save, manifest, files, retention);
     } catch (const std::exception& error) { outcome->failure = error.what(); }
     outcome->is_done = true;
   };
@@ -176,7 +177,7 @@ void AsyncSaver::commit_together() {
 bool AsyncSaver::has_saves_to_keep() {
   bool has_saves = false;
   try {
-    has_saves = !flight_->retention.replace && !list_saves(flight_->dir).empty();
+    has_saves = !flight_->retention.replace && !ckpt::list_saves(flight_->dir).empty();
   } catch (const Error&) {}  // it cannot be read now: nobody knows
   return gather_text(group_, has_saves ? "yes" : "")[0] == "yes";
 }

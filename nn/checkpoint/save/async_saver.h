@@ -39,8 +39,8 @@ class AsyncSaver {
   /// As save_checkpoint(), of the values that the state has now, but returns when the work is submitted; what lies on a
   /// device is copied to the host first. A save that is in flight is finished before. Collective. Throws Error on every
   /// rank as save_checkpoint() does for what is wrong with the state, and if the save before has failed.
-  void start(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
-             const Retention& retention = {});
+  void start(const std::string& dir, ckpt::Manifest manifest, const std::vector<StateEntry>& state,
+             const ckpt::Retention& retention = {});
   /// The same on all ranks.
   bool is_in_flight() const { return flight_ != nullptr; }
   /// At a step boundary: one small all-reduce while a save is in flight, nothing else. Throws Error, on every rank at
@@ -57,14 +57,15 @@ class AsyncSaver {
   struct Counts {
     std::int64_t saves = 0;  ///< committed
     std::int64_t bytes = 0;  ///< of pieces written, or being written
-    SnapshotCost cost;
+    ckpt::SnapshotCost cost;
     double waited_seconds = 0;  ///< in finish(), also for start()
   };
   Counts counts() const;
 
  private:
   struct Flight;
-  std::vector<Snapshot::Value> values_to_save(const std::vector<StateEntry>& state, std::vector<Piece>& pieces) const;
+  std::vector<ckpt::Snapshot::Value> values_to_save(const std::vector<StateEntry>& state,
+                                                    std::vector<ckpt::Piece>& pieces) const;
   void submit(Flight& flight, const std::vector<StateEntry>& state);
   void check_outcome();
   void commit_together();

@@ -7,11 +7,11 @@
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
 
-namespace sherd::nn {
+namespace sherd::ckpt {
 
-std::vector<OwnPiece> own_pieces(const std::vector<StateEntry>& state, int rank) {
+std::vector<OwnPiece> own_pieces(const std::vector<nn::StateEntry>& state, int rank) {
   std::vector<OwnPiece> pieces;
-  for (const StateEntry& entry : state) {
+  for (const nn::StateEntry& entry : state) {
     check_whole(entry);
     const Tensor& value = state_tensor(entry);
     if (is_usual(entry)) continue;
@@ -49,4 +49,4 @@ void check_has_values(const std::string& dir) {
         "save_checkpoint to \"{}\": this rank is a ghost, whose parameters have no values to save", dir);
 }
 
-}  // namespace sherd::nn
+}  // namespace sherd::ckpt

@@ -6,7 +6,7 @@
 
 #include "nn/checkpoint/training_state.h"
 
-namespace sherd::nn {
+namespace sherd::ckpt {
 
 /// A piece that this rank saves, still without bytes, and where they are.
 struct OwnPiece {
@@ -16,7 +16,7 @@ struct OwnPiece {
 
 /// Pieces of `state` that `rank` saves. One of the replicas saves a piece; a tensor without elements is saved as well.
 /// Error naming an entry that is torn or Partial.
-std::vector<OwnPiece> own_pieces(const std::vector<StateEntry>& state, int rank);
+std::vector<OwnPiece> own_pieces(const std::vector<nn::StateEntry>& state, int rank);
 
 /// A folder in `dir` that no committed save has, the same on all ranks. Collective.
 std::string agreed_save_name(const std::string& dir, std::int64_t step, ProcessGroup& group);
@@ -29,4 +29,4 @@ void commit_files(const std::string& dir, const std::string& save, Manifest mani
 /// Error on a ghost rank, which has no values.
 void check_has_values(const std::string& dir);
 
-}  // namespace sherd::nn
+}  // namespace sherd::ckpt

@@ -7,7 +7,7 @@
 
 #include "runtime/tensor/error.h"
 
-namespace sherd::nn {
+namespace sherd::ckpt {
 
 namespace {
 constexpr std::int64_t kLine = 64;
@@ -99,4 +99,4 @@ bool Snapshot::let_go(const Storage& storage) noexcept {
   return all;
 }
 
-}  // namespace sherd::nn
+}  // namespace sherd::ckpt

@@ -22,7 +22,7 @@
 #include "runtime/memory/offload_file.h"
 #include "runtime/op/core/tensor.h"
 
-namespace sherd::nn {
+namespace sherd::ckpt {
 
 /// What a snapshot has cost the rank's thread.
 struct SnapshotCost {
@@ -78,4 +78,4 @@ class Snapshot {
   std::atomic<bool> is_cancelled_{false};
 };
 
-}  // namespace sherd::nn
+}  // namespace sherd::ckpt

@@ -46,8 +46,8 @@ class CudaProgram : public ProgramTest {
   std::string write_tokens() const {
     std::vector<std::int64_t> tokens;
     for (int i = 0; i < 2 * 12; ++i) tokens.push_back(i * 7 % 29);
-    const TensorBytes tensor{{"tokens", DType::i64, {2, 12}}, std::as_bytes(std::span(tokens))};
-    write_safetensors(dir_ / "tokens.safetensors", std::span(&tensor, 1));
+    const ckpt::TensorBytes tensor{{"tokens", DType::i64, {2, 12}}, std::as_bytes(std::span(tokens))};
+    ckpt::write_safetensors(dir_ / "tokens.safetensors", std::span(&tensor, 1));
     return dir_ / "tokens.safetensors";
   }
   static double loss_of(const ProgramEnd& end) {
@@ -86,7 +86,7 @@ TEST_F(CudaProgram, TrainsAndReports) {
   const double there = loss_of(
       on_gpu({"eval", weights, "--tokens", tokens, "--device", "cuda:0", "--logits", dir_ / "logits.safetensors"}));
   EXPECT_NEAR(there, here, 1e-5);
-  EXPECT_EQ(SafetensorsFile::open(dir_ / "logits.safetensors").at("logits").shape, (Shape{2, 12, 29}));
+  EXPECT_EQ(ckpt::SafetensorsFile::open(dir_ / "logits.safetensors").at("logits").shape, (Shape{2, 12, 29}));
   const Words words{"sample", weights, "--prompt", "the", "--tokens", "4", "--temperature", "0"};
   Words there_too = words;
   there_too.insert(there_too.end(), {"--device", "cuda"});

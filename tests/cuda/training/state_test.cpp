@@ -133,7 +133,7 @@ TEST_F(TrainingOnCuda, CheckpointsMoveBetweenDevices) {
   const Tensor tokens = to(Tensor::from<std::int64_t>({1, 2, 3, 4}, {1, 4}), kCuda);
   backward(there(tokens, tokens));
   optimizer.step_and_clear();
-  Manifest manifest;
+  ckpt::Manifest manifest;
   manifest.step = 1;
   nn::save_checkpoint(dir_ / "checkpoint", manifest, nn::training_state(there, &optimizer), *group);
 
@@ -141,7 +141,7 @@ TEST_F(TrainingOnCuda, CheckpointsMoveBetweenDevices) {
   here.materialize();
   back.materialize({}, kCuda);
   nn::AdamW host(here.parameters()), again(back.parameters());
-  const CheckpointReader reader(dir_ / "checkpoint");
+  const ckpt::CheckpointReader reader(dir_ / "checkpoint");
   nn::load_checkpoint(reader, nn::training_state(here, &host));
   nn::load_checkpoint(reader, nn::training_state(back, &again));
   EXPECT_EQ(bits_of(here), bits_of(there));
