@@ -67,8 +67,8 @@ class Placer {
     return newest;
   }
 
-  // The value by which a wait knows an item: one that its call writes and no later one does; else one that it reads,
-  // whose wait is for all who use it, and with whoever has written it since, who followed the item.
+  // Which value the wait names: an output that no later item overwrites; else an input, and then the wait also covers
+  // its later writers, which run after this item anyway.
   std::pair<ValueId, bool> name_for(int item) const {
     const Loans::Item& of = loans_.item(item);
     for (const ValueId v : of.writes)

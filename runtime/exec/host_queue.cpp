@@ -259,7 +259,7 @@ void HostQueue::run_next(std::unique_lock<std::mutex>& lock) {
   const PurposeScope purpose(item.purpose);
   auto* const outer_skews = std::exchange(skews_of_item, &item.skews);
   try {
-    // Skipped or not: who waits for this item takes it that work it came after is done too.
+    // Even a skipped item waits for its dependencies: waiting for it implies that they are done.
     for (const auto& [event, wrote] : item.after) {
       awaited_.store(event.queue(), std::memory_order_release);
       event.queue()->await(event.sequence());

@@ -369,8 +369,8 @@ std::optional<Message> await_message(const Meeting& meeting, const Descriptor& c
                                   watch ? "said that all ranks have come" : "answered",
                                   in_seconds(deadline - meeting.start), watch ? "" : ", and given no sign of life"));
     if (!wait.is_due()) continue;
-    // Rank 0 tells for whom it waits. That rank 0 itself is stuck each says that it has not welcomed, and one for all
-    // others.
+    // Rank 0 reports whom it waits for. If rank 0 hangs, every rank not yet admitted reports it, and one of the
+    // admitted.
     if (!watch) wait.say("rank 0 to answer, which has given no sign of life yet");
     else if (meeting.rank == 1 && watch->is_frozen())
       wait.say(fmt::format("rank 0, which waits for all ranks to come and is frozen: no sign of life for {:.1f} s",

@@ -20,8 +20,8 @@ namespace {
 
 constexpr int kLargestLossTeam = 512;  // leaves 128 registers to each thread
 
-/// Classes of the rows of a problem, of which the logits' columns are all or a part. A class that is none is reported
-/// and counts as ignored.
+/// Target class of each row. The logits may hold a shard of the classes. A class out of range is reported and counts as
+/// ignored.
 struct Targets {
   const void* data;
   bool wide;

@@ -66,9 +66,8 @@ struct GatherTransform {
   /// depend on shape and dtype alone in number, shapes and dtypes. Shards may differ in rows, and have none: nothing is
   /// padded.
   std::function<std::vector<Tensor>(const Tensor& shard)> encode{};
-  /// Writes into `rows`, that rank's part of the full parameter, dense if it is of dim 0, in the type that modules
-  /// compute in, what
-  /// `encoded`, one rank's tensors, stand for. Not called where there are no rows.
+  /// Decodes `encoded`, one rank's tensors, into `rows`: that rank's part of the full parameter in the type that
+  /// modules compute in, dense if it is of dim 0. Not called where there are no rows.
   std::function<void(std::span<const Tensor> encoded, const Tensor& rows)> decode{};
 };
 

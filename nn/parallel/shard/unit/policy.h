@@ -111,8 +111,8 @@ struct UnitPolicy {
   /// cost no copy, but their communication is a run of bytes for each index of the dims before it.
   ShardPlanner placement{};
   /// Left as they are: no unit takes them, their gradients stay on this rank, materialize() gives them values where
-  /// they have none. Who trains them keeps ranks alike. Checkpoints save what is plain from rank 0. May name parameters
-  /// that are not of the module; Error if a unit has one of them already.
+  /// they have none. The caller keeps them equal on all ranks. Checkpoints save what is plain from rank 0. May name
+  /// parameters that are not of the module; Error if a unit has one of them already.
   std::vector<const Parameter*> ignored{};
 };
 

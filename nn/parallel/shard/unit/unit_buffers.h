@@ -70,9 +70,9 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper, public std::e
   UnitBuffers& operator=(const UnitBuffers&) = delete;
 
   const UnitLayout& layout() const { return *layout_; }
-  /// From what this rank owns to its shards; null if that is the same.
+  /// The layout from what this rank owns to its shards; null if both are the same.
   const UnitLayout* owned() const { return owned_.get(); }
-  /// Of this rank's shard of a piece, of which it may own a part.
+  /// Shape of this rank's shard of a piece; it may own a part of the shard.
   const Shape& shard_shape(std::size_t piece) const {
     return owned_ ? owned_->pieces[piece].shape : pieces_[piece].at.local_shape;
   }

@@ -24,8 +24,7 @@ PlacedUnit place_unit(const std::string& name, const DataMesh& data, std::span<c
 
 /// The same unit with parameters of `dtype`, where they are floating-point; the other types follow from `types`.
 UnitLayoutPtr with_dtype(const UnitLayout& unit, DType dtype, std::span<const ParameterTypes> types);
-/// Returns `owned`, which says how replicas divide the shards of a unit, with the dtypes and offsets that these have in
-/// `unit`.
+/// Returns `owned` with the dtypes and offsets of `unit`.
 UnitLayoutPtr owned_parts(UnitLayout owned, const UnitLayout& unit);
 /// The layout by which gradients of this rank's shard are reduced to what it owns of it: its full tensors are those, in
 /// the type that they travel in, or that of grad(), in which sums of earlier passes wait, if that is wider.

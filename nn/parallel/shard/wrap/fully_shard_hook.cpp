@@ -429,7 +429,7 @@ struct FullyShardHook::OutputHook final : TensorHook {
   const std::shared_ptr<ForwardCall> call;
 };
 
-// Of the outputs those that this call has made: one that was an input too is reached when the call's backward is over.
+// Hooks the outputs that this call has made: one that was an input too is reached when the call's backward is over.
 void FullyShardHook::hook_outputs(UnitSchedule::Call call, std::uint64_t begun,
                                   const std::function<void(const TensorVisitor&)>& visit_outputs) {
   const auto shared = std::make_shared<ForwardCall>(ForwardCall{weak_from_this(), call, begun});

@@ -182,7 +182,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
 FullyShardHook* hook_of(const Module& module);
 /// Error unless the module is wrapped.
 FullyShardHook& wrapped(Module& module);
-/// Those of the subtree in module order, each once: several modules may be one unit.
+/// The hooks of the subtree in module order, each once: several modules may be one unit.
 std::vector<FullyShardHook*> hooks_below(Module& root);
 
 }  // namespace sherd::nn
