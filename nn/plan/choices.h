@@ -105,8 +105,8 @@ class Offload {
   bool optimizer() const { return what_ == "optimizer" || what_ == "all"; }
   bool parameters() const { return what_ == "parameters" || what_ == "all"; }
   bool gradients() const { return what_ == "all"; }
-  /// Of state of parameters on `device`: where it goes, and how much of it is in memory at a time, which is an eighth
-  /// of a limit (0: none) or less. `kept` bytes of all that is offloaded stay in memory, of which state has one half
+  /// Where state of parameters on `device` goes, and how much of it is in memory at a time, which is an eighth of a
+  /// limit (0: none) or less. `kept` bytes of all that is offloaded stay in memory, of which state has one half
   /// and shards the other where both are offloaded: they are equally large. The folder of the host is that of temporary
   /// files where none is named.
   OffloadOptions state_options(std::int64_t kept, Device device, std::int64_t memory_limit) const;

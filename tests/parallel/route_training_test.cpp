@@ -51,7 +51,7 @@ std::vector<RouteChoice> all_route_choices() {
   return all;
 }
 
-// Of all choices, taken in a drawn order, those with a pair of values that no earlier one has: first with many.
+// Choices in a drawn order that have a pair of values which no earlier one has: first with many.
 std::vector<RouteChoice> pairwise_choices() {
   std::vector<RouteChoice> all = all_route_choices(), chosen;
   std::shuffle(all.begin(), all.end(), std::mt19937_64(32));

@@ -10,7 +10,7 @@
 
 namespace sherd {
 
-/// Of one axis of a mesh.
+/// The link of one axis of a mesh.
 struct AxisLink {
   std::string axis;  ///< empty: of every axis
   LinkShape shape;

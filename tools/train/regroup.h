@@ -29,7 +29,7 @@ class Regroup {
   void give_state(const std::vector<nn::StateEntry>& state, const DeviceMesh& root, ProcessGroup& group);
   /// Says what the step to come has cost since `start`, and who takes part in it.
   void say(const RunState& state, ProcessGroup& group, TimePoint start);
-  /// Of replicas, for the metrics of a step.
+  /// Notes the replicas, for the metrics of a step.
   void note(StepMetrics& metrics);
   /// Whether the next group is to be formed. On rank 0.
   bool has_next() const { return place_.has_next(); }

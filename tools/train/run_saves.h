@@ -17,7 +17,7 @@ namespace sherd {
 
 class RunSaves {
  public:
-  /// Of a resolved config; both outlive it.
+  /// Takes a resolved config; both outlive it.
   RunSaves(const TrainConfig& config, ProcessGroup& group);
 
   /// Before anything is computed: a run that could not save, or would remove what another one has saved, does not

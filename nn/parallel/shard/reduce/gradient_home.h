@@ -4,7 +4,7 @@
 //   of earlier passes   home --fetch--> here                        where a pass adds to them
 //   of this pass        reduce_start --> here --evict--> home       the reduction's memory goes when that is written
 //
-// Who reads them in pieces is the norm (clip.cpp) and the optimizer.
+// The norm (clip.cpp) and the optimizer read them in pieces.
 #include <cstddef>
 #include <vector>
 

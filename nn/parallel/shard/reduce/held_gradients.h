@@ -20,7 +20,7 @@ namespace sherd::nn {
 
 class HeldGradients {
  public:
-  /// Of the unit of `buffers`, which outlives this. Ranks that do so alike use the same names.
+  /// Holds gradients of the unit of `buffers`, which outlives this. Ranks that make them alike use the same names.
   explicit HeldGradients(const UnitBuffers& buffers);
 
   /// Whether a sum of this piece waits; and that sum.

@@ -173,7 +173,7 @@ void RouteRun::scatter(Steps steps, bool over_replicas) {
   else start_reduce(attrs, arrival_.bytes(), out);
 }
 
-// Those that are apart hold memory of their own, so they count among the reductions in flight.
+// Sums that are apart hold memory of their own, so they count among the reductions in flight.
 void RouteRun::sum_replicas(Steps steps, std::span<const Tensor> sums) const {
   ReplicaSumAttrs attrs{.unit = arrival_.layout(), .pieces = {}};
   std::vector<Tensor> out;

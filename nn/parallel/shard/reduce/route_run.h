@@ -20,7 +20,7 @@ namespace sherd::nn {
 
 class RouteRun {
  public:
-  /// Of what has come to `arrival`. All that it refers to outlives it.
+  /// Runs the routes of what has come to `arrival`. All that it refers to outlives it.
   RouteRun(UnitBuffers& buffers, GradientArrival& arrival, const ReductionSettings& settings,
            UnitBuffers::Listener& unit);
 
