@@ -3,7 +3,7 @@
 
   includes   "folder/file.h" exists, and its folder is one that the including folder may see; <sherd/...> is included by
              programs only: tools/examples and tests
-  rooms      inside a folder of ORDER, a room includes itself and those before it
+  rooms      inside a folder of ORDER, a room includes itself and those before it; a header those of HEADER_ORDER too
   headers    `#pragma once` stands in every header exactly once
   length     no file of code has more than 600 lines, no function more than 60 (clang-tidy checks functions too)
   README     every folder has a README.md, but for those below tests/golden, which are as other programs write them
@@ -13,6 +13,7 @@
   types      no two files define a type of one name in one namespace (type_definitions.py)
   state      what a captured step reads of an object is a field that says who sees it change (host_state.py)
   weight     no folder is over its row in tools/weight.toml, and rows rise only as that file says (weigh.py)
+  limits     no type, README or comment is over its limit, but for the rows of tools/limits.toml, which fall (limits.py)
   op names   outside of runtime/op no code compares ops by name: what differs is a column (tests may pick ops by name)
 
 Usage: check_layers.py [ROOT]   (ROOT is the repository, by default the one this file is in.) Exit status 1 on a breach.
@@ -22,6 +23,7 @@ import re
 import sys
 
 import host_state
+import limits
 import type_definitions
 import weigh
 from cxx_code import code_of
@@ -36,18 +38,26 @@ MAY_SEE = {
     "tools": {"runtime", "dtensor", "compile", "nn"},
     "tests": {"runtime", "dtensor", "compile", "nn", "tools"},
 }
-# Rooms of a folder, the lowest first; those of one line do not see each other.
+# Rooms of a folder, the lowest first; those of one entry do not see each other, unless "+" joins them. A file of the
+# folder itself is a room where its name stands here without its ending; all others together are the room ".".
 ORDER = {
     "runtime": ["os", "tensor", "memory", "exec", "comm", "op", "autograd", "cpu cuda"],
     "runtime/comm": ["group", "store", "board", "job"],
     "runtime/cpu": ["gemm", "rows", "attention"],
-    "dtensor": ["transition", "rules"],
-    "compile": ["ir", "passes", "capture", "run"],
+    "dtensor": ["placement recent scopes", ".+transition", "rules"],
+    "compile": ["ir", "passes", "capture", "run", "."],
     "compile/ir": ["text", "analysis"],
-    "nn": ["layers", "optim", "parallel checkpoint", "models data", "plan interop"],
+    "nn": [".", "layers", "optim", "parallel checkpoint offload_activations", "models data", "plan interop"],
     "nn/checkpoint": ["format", "save load", "full"],
+    "nn/parallel": [".", "shard", "extensions"],
     "nn/parallel/shard": ["gather", "unit", "reduce", "wrap"],
     "tools": ["train", "launch", "cli", "bench", "walk"],
+}
+# The same for headers alone, where a .cpp needs more.
+HEADER_ORDER = {
+    "dtensor": ["below mesh placement recent scopes", "layer spec",
+                "api check_parts create draw local_runs rule spec_attr spec_table transition",
+                "choose derived listed_splits plain_part propagate", "rules"],
 }
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 60
@@ -87,15 +97,24 @@ def check_umbrella(root, where, target):
     return None if (root / "include" / target).is_file() else f"<{target}> does not exist"
 
 
+def room_of(path, folder, level):
+    """The room of `folder` that the file `path` is in, or None if it is in none of `level`."""
+    if not path.startswith(folder + "/"):
+        return None
+    name, *below = path[len(folder) + 1:].split("/")
+    room = name if below else name.partition(".")[0]
+    return room if room in level else None if below or "." not in level else "."
+
+
 def check_rooms(where, target):
     """Returns which order of rooms the include of `target` from the file `where` breaks, or None."""
-    for folder, order in ORDER.items():
-        rooms = [path[len(folder) + 1:].split("/")[0] for path in (where, target)
-                 if path.startswith(folder + "/") and path.count("/") > folder.count("/") + 1]
-        level = {room: i for i, line in enumerate(order) for room in line.split()}
-        if len(rooms) < 2 or rooms[0] == rooms[1] or not all(room in level for room in rooms):
+    orders = [*ORDER.items(), *(HEADER_ORDER.items() if where.endswith(".h") else ())]
+    for folder, order in orders:
+        level = {room: (i, joined) for i, line in enumerate(order) for joined in line.split() for room in joined.split("+")}
+        here, there = (room_of(path, folder, level) for path in (where, target))
+        if None in (here, there) or here == there or level[here] == level[there] and "+" in level[here][1]:
             continue
-        if level[rooms[1]] >= level[rooms[0]]:
+        if level[there][0] >= level[here][0]:
             return f'"{target}": the order in {folder}/ is {" < ".join(line.replace(" ", " | ") for line in order)}'
     return None
 
@@ -181,7 +200,7 @@ def check_tree(root):
     for folder in sorted({path.parent for path in files}):
         if folder.name != "__pycache__" and golden not in folder.parents and not (folder / "README.md").is_file():
             yield f"{folder.relative_to(root)}: has no README.md"
-    codes = {}  # of C++ files
+    codes, texts = {}, {}  # of C++ files
     for folder in MAY_SEE:
         for path in sorted((root / folder).rglob("*")):
             where = path.relative_to(root).as_posix()
@@ -195,16 +214,17 @@ def check_tree(root):
                 if not line.isascii():
                     yield f"{where}:{number}: not ASCII"
             if path.suffix in CXX:
-                codes[where] = code_of("\n".join(lines))
+                texts[where] = "\n".join(lines)
+                codes[where] = code_of(texts[where])
                 for number, breach in check_cxx(root, path, folder, lines, codes[where]):
                     yield f"{where}:{number}: {breach}"
     for where, at, name, other in type_definitions.defined_twice(codes.items()):
         number = codes[where].count("\n", 0, at) + 1
         yield f"{where}:{number}: {name} is defined in {other} too; give one of them another name"
-
-
     for where, number, breach in host_state.breaches(root, codes):
         yield f"{where}:{number}: {breach}"
+    readmes = [path for path in [root / "README.md", *files] if path.name == "README.md" and path.is_file()]
+    yield from limits.breaches(root, codes, texts, sorted(readmes))
 
 
 def main():

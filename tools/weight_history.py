@@ -1,4 +1,5 @@
-"""Finds the commits that raise a row of tools/weight.toml beside other changes, or without naming the issue.
+"""Finds the commits that raise a row of tools/weight.toml or tools/limits.toml beside other changes, or without naming
+the issue.
 
 A commit raises what the file allows if a row that it had has a larger number, or if new rows make the sum of a count
 larger (rows that divide another row's numbers do not). A reference of CI that takes less time raises all of its seconds.
@@ -25,6 +26,8 @@ def numbers_of(root, commit, path):
     numbers = {(count, folder): number for folder, row in table.get("folders", {}).items() for count, number in row.items()}
     for kind in ("seconds", "fixed"):
         numbers |= {(kind, stage): number for stage, number in ci.get(kind, {}).items()}
+    for kind in ("declarations", "readme", "comments"):
+        numbers |= {(kind, name): number for name, number in table.get(kind, {}).items()}
     return numbers | ({("speed", "reference"): 1 / ci["reference"]} if ci.get("reference") else {})
 
 

@@ -127,6 +127,50 @@ class Told final : public ModuleHook {
         self.expect({**rooms, "runtime/os/x.cpp": '#include "runtime/op/op.h"\n'}, "the order in runtime/ is os < tensor")
         self.expect({**rooms, "runtime/cpu/x.cpp": '#include "runtime/cuda/cuda.h"\n'}, "< cpu | cuda")
 
+    def test_files_of_a_folder_are_rooms_too(self):
+        tree = {f"{folder}/README.md": "" for folder in ("dtensor", "dtensor/rules", "dtensor/transition", "nn/optim")}
+        tree |= {f"dtensor/{name}.h": "#pragma once\n" for name in
+                 ("placement", "spec", "layer", "propagate", "rules/r", "transition/t")}
+        for place, target in (("dtensor/spec.cpp", "dtensor/transition/t.h"), ("dtensor/transition/t.cpp", "dtensor/layer.h"),
+                              ("dtensor/layer.cpp", "dtensor/propagate.h"), ("dtensor/rules/r.h", "dtensor/propagate.h"),
+                              ("nn/offload_activations.cpp", "nn/optim/o.h")):
+            text = f'#pragma once\n#include "{target}"\n'
+            self.assertEqual(self.run_on({**tree, "nn/optim/o.h": "#pragma once\n", place: text})[0], 0, (place, target))
+        order = "the order in dtensor/ is placement | recent | scopes < .+transition < rules"
+        self.expect({**tree, "dtensor/spec.cpp": '#include "dtensor/rules/r.h"\n'}, order)
+        self.expect({**tree, "dtensor/placement.h": '#pragma once\n#include "dtensor/spec.h"\n'}, order)
+        self.expect({**tree, "dtensor/spec.h": '#pragma once\n#include "dtensor/propagate.h"\n'}, "| spec < api")
+        self.expect({**tree, "nn/optim/o.h": "#pragma once\n", "nn/module.cpp": '#include "nn/optim/o.h"\n'},
+                    "the order in nn/ is . < layers < optim")
+
+    def limited(self, changes, rows, breach):
+        """Expects no breach under `rows` of tools/limits.toml and, with each number one lower, the one named."""
+        text = "".join(f'[{kind}]\n"{name}" = {{}}\n' for kind, name in rows)
+        numbers = list(rows.values())
+        self.assertEqual(self.run_on({**changes, "tools/limits.toml": text.format(*numbers)})[0], 0)
+        self.expect({**changes, "tools/limits.toml": text.format(*[number - 1 for number in numbers])}, breach)
+        self.expect(changes, breach)
+
+    def test_types_of_many_declarations(self):
+        def type_of(count):
+            body = "  enum class Kind { a, b };\n  int f() const { return 1; }\n" + "  int x = f(), y{};\n" * (count - 2)
+            return f"#pragma once\nnamespace n {{\nclass Big : public Small {{\n public:\n{body}}};\n}}\n"
+        self.assertEqual(self.run_on({"nn/d.h": type_of(45)})[0], 0)
+        self.limited({"nn/d.h": type_of(47)}, {("declarations", "n::Big"): 47}, "nn/d.h:3: n::Big has 47 declarations")
+        self.expect({"nn/d.h": type_of(45), "tools/limits.toml": '[declarations]\n"n::Big" = 47\n'},
+                    'tools/limits.toml: "n::Big" keeps the limit of 45 declarations')
+
+    def test_readmes_are_short(self):
+        self.assertEqual(self.run_on({"nn/README.md": "x" * 120 * 120})[0], 0)
+        for text in ("\n" * 121, "x" * (120 * 120 + 1), "x" * 121 + "\ny" * 119):
+            self.limited({"nn/README.md": text}, {("readme", "nn/README.md"): 121}, "nn/README.md has 121 lines")
+        self.expect({"tools/limits.toml": '[readme]\n"nn/README.md" = 121\n'}, '"nn/README.md" keeps the limit of 120 lines')
+
+    def test_comments_begin_with_their_subject(self):
+        for text in ("// Of it.", "int x;  // That of x.", "/// Those\n/// that are.", "//Who"):
+            self.limited({"nn/b.cpp": f"\n{text}\n"}, {("comments", "Of, Those, Who, That"): 1}, "nn/b.cpp:2: a comment begins with")
+        self.assertEqual(self.run_on({"nn/b.cpp": "// Office of those who do that.\n"})[0], 0)
+
     def test_missing_readme(self):
         self.expect({"nn/README.md": None}, "nn: has no README.md")
 

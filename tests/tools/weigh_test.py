@@ -239,6 +239,14 @@ class History(Tree):
         self.commit("ci: a quicker reference, issue 31", self.rows(4, ci.format(2.3, 91)) | {".ci/reference.cpp": "x"})
         self.expect(".ci: has no row")
 
+    def test_rows_of_limits_rise_alike(self):
+        self.start()
+        for lines in (130, 129, 130):
+            self.commit("nn: say more", {"tools/limits.toml": f'[readme]\n"nn/README.md" = {lines}\n', "nn/b.cpp": f"{lines};"})
+            found = list(weigh.rises_in_history(self.root, "tools/limits.toml", None, self.notes.append))
+        self.assertEqual(len(found), 1, found)
+        self.assertIn("raises nn/README.md and names no issue", found[0])
+
     def test_a_merge_raises_nothing(self):
         self.start()
         self.git("checkout", "-q", "-b", "side")
