@@ -46,7 +46,7 @@ if ! $here; then
 fi
 cd "$tree"
 sherd=$tree/build/release/bin/sherd
-cat README.md docs/*.md tools/README.md >"$work/input.txt"
+cat README.md docs/*.md docs/internals/*.md >"$work/input.txt"
 
 step quickstart tools/quickstart
 step own_text "$sherd" run -n 4 -- "$sherd" train tools/configs/shakespeare-char.toml --data "$work/input.txt" \
