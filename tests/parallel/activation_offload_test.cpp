@@ -18,6 +18,7 @@
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/hazards.h"
 #include "runtime/op/copy/offload.h"
+#include "runtime/op/core/tape_modes.h"
 #include "tests/parallel/block_training.h"
 #include "tests/parallel/strategy_cases.h"
 #include "tests/parallel/two_dim_net.h"

@@ -16,6 +16,7 @@
 #include "runtime/autograd/saved_policy.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/trace.h"
+#include "runtime/op/core/tape_modes.h"
 #include "runtime/op/rows/attention_attrs.h"
 #include "runtime/op/rows/ops.h"
 #include "tests/support/expect_error.h"
