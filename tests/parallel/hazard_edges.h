@@ -1,6 +1,6 @@
 #pragma once
 // The edges that order fully_shard's queues, as a table: for each a program that relies on it, and what the hazard
-// check must name when the edge is taken away. On the host and on devices alike (nn/parallel/README.md).
+// check must name when the edge is taken away. On the host and on devices alike (docs/internals/fully_shard.md).
 #include <algorithm>
 #include <atomic>
 #include <functional>
