@@ -2,7 +2,8 @@
 // What closed formulas say of a row, from the sizes of its units alone: bytes that a rank holds at most, what it
 // communicates in a step, and how long that takes on a link.
 //
-// N elements of 4 bytes on s shards and o replicas, R of them the root's and u a unit's (docs/internals/fully_shard.md), take:
+// N elements of 4 bytes on s shards and o replicas, R of them the root's and u a unit's, take (more in
+// docs/internals/fully_shard.md):
 //
 //   parameters     4 N / s, or whole                      unsharded      R + two neighbours, or all that stays
 //   gradients      shards so far + the full ones of the   communication  the largest unit in reduction

@@ -17,6 +17,9 @@ bool all_of(const Spec& spec, bool (*is)(const Placement&)) {
 }
 bool is_sum(const Placement& p) { return p.is_partial(ReduceKind::sum); }
 bool is_average(const Placement& p) { return p.is_replicate() || p.is_partial(ReduceKind::avg); }
+bool has_any(const std::vector<GradientArrival::Entry>& entries) {
+  return std::ranges::any_of(entries, [](const auto& e) { return e.kind != GradientArrival::Kind::none; });
+}
 }  // namespace
 
 GradientArrival::GradientArrival(UnitBuffers& buffers, ReductionSettings& settings, UnitBuffers::Listener& unit)
@@ -92,7 +95,7 @@ std::int64_t GradientArrival::lay_out(const UnitLayout& layout) {
     const Parameter* const p = buffers_.parameter(i);
     const bool has_place =
         is_held(i) || (p && (p->requires_grad() || p->leaf()->expected > 0 || e.waits() || e.has_unsummed()));
-    e.offset = kNoPlace;
+    e.offset = Entry::kNoPlace;
     if (!has_place) continue;
     if (earlier.defined() && is_held(i)) move_on_to(held_->offset(i));
     e.offset = bytes;
@@ -102,26 +105,19 @@ std::int64_t GradientArrival::lay_out(const UnitLayout& layout) {
   return bytes;
 }
 
-// What is held is added to where it lies, unless it has another type.
-void GradientArrival::make_buffer() {
-  const std::int64_t bytes = lay_out(buffers_.layout());
-  if (held_ && !held_->is_apart()) gradients_ = held_->bytes();
-  if (!gradients_.defined()) gradients_ = gradient_buffer(bytes, buffers_.device());
-}
-
+// Where there is no buffer yet it is that of held gradients, to which backward then adds, unless they have another
+// type.
 const Tensor& GradientArrival::full(std::size_t i) {
-  if (!gradients_.defined()) make_buffer();
+  if (!gradients_.defined()) {
+    const std::int64_t bytes = lay_out(buffers_.layout());
+    if (held_ && !held_->is_apart()) gradients_ = held_->bytes();
+    if (!gradients_.defined()) gradients_ = gradient_buffer(bytes, buffers_.device());
+  }
   Entry& e = entries_[i];
   if (e.full.defined()) return e.full;
-  if (e.offset == kNoPlace) fail("parameter \"{}\" got a gradient and is frozen", buffers_.parameter(i)->name());
+  if (e.offset == Entry::kNoPlace) fail("parameter \"{}\" got a gradient and is frozen", buffers_.parameter(i)->name());
   const Shape& shape = buffers_.placement(i).used_shape;
   return e.full = view_at(gradients_, shape, e.offset, layout_->pieces[i].full_dtype);
-}
-
-void GradientArrival::drop_buffer() {
-  if (!gradients_.defined()) return;
-  gradients_ = Tensor();
-  for (Entry& e : entries_) e.full = Tensor();
 }
 
 GradSink::Destination GradientArrival::destination(Slot& slot) {
@@ -192,20 +188,16 @@ Tensor GradientArrival::local_gradient(std::size_t i, Tensor gradient) {
   if (!gradient.is_distributed() || Spec::from(gradient).mesh_id() != gathered->mesh_id())
     fail("parameter \"{}\" is gathered as {}, its gradient is {}: on another mesh, or plain",
          buffers_.parameter(i)->name(), gathered->describe(), gradient);
-  if (Spec::from(gradient).placement(0).is_partial(ReduceKind::sum) && (e.is_partial || e.kind == Kind::none) &&
-      may_leave_partial(i)) {
+  const bool is_partial = Spec::from(gradient).placement(0).is_partial(ReduceKind::sum);
+  Route::Facts if_left = facts(i);
+  if_left.is_partial = true;
+  if_left.is_held = is_held(i);
+  if (is_partial && (e.is_partial || e.kind == Kind::none) && Route::refusal(if_left).empty()) {
     e.is_partial = true;
     return gradient.local().detach();
   }
   if (e.is_partial) reduce_partial_now(i);
   return redistribute(std::move(gradient), gathered).local().detach();
-}
-
-bool GradientArrival::may_leave_partial(std::size_t i) const {
-  Route::Facts partial = facts(i);
-  partial.is_partial = true;
-  partial.is_held = is_held(i);
-  return Route::refusal(partial).empty();
 }
 
 void GradientArrival::reduce_partial_now(std::size_t i) {
@@ -236,12 +228,9 @@ bool GradientArrival::close() {
   if (!settings_.facts.holds()) take_held();
   add_zeros();
   if (settings_.facts.holds()) hold();
-  if (!has_any()) drop_buffer();
-  return has_any();
-}
-
-bool GradientArrival::has_any() const {
-  return std::ranges::any_of(entries_, [](const Entry& e) { return e.kind != Kind::none; });
+  if (has_any(entries_)) return true;
+  reset();
+  return false;
 }
 
 void GradientArrival::clear() {
@@ -250,8 +239,9 @@ void GradientArrival::clear() {
 }
 
 void GradientArrival::reset() {
-  drop_buffer();
+  gradients_ = Tensor();
   for (Entry& e : entries_) {
+    e.full = Tensor();
     e.kind = Kind::none;
     e.is_partial = false;
   }
@@ -282,11 +272,10 @@ void GradientArrival::take_held() {
     hold();
     lay_out(held_->layout());
     gradients_ = held_->bytes();
-  } else if (!gradients_.defined()) {
-    make_buffer();
   }
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     if (!is_held(i) || !buffers_.parameter(i)) continue;
+    full(i);
     Kind& kind = entries_[i].kind;
     if (const auto of_held = held_->kind(i)) kind = *of_held == ReduceKind::sum ? Kind::sum : Kind::average;
     else if (kind == Kind::none) kind = Kind::zeros;
@@ -327,7 +316,7 @@ void GradientArrival::discard_earlier() {
 
 // Such a pass may have added to what is held, where it lies.
 void GradientArrival::discard() {
-  if (has_any() && held_) held_->drop_all();
+  if (has_any(entries_) && held_) held_->drop_all();
   finished_ = 0;
   for (const Entry& e : entries_)
     if (e.partial_gradients) e.partial_gradients->discard();

@@ -20,8 +20,8 @@ class GradientArrival final : public GradSink {
   /// The gradient of this pass: none; a full one to average or to sum; zeros, which are either, but go out as an
   /// average, so peers must not sum; on one rank, added to grad() already.
   enum class Kind : std::uint8_t { none, average, sum, zeros, in_place };
-  static constexpr std::int64_t kNoPlace = -1;
   struct Entry {
+    static constexpr std::int64_t kNoPlace = -1;
     Kind kind = Kind::none;
     std::int64_t offset = kNoPlace;  ///< of its full gradient in the buffer
     Tensor full{};                   ///< that gradient, once somebody has asked for it
@@ -85,14 +85,10 @@ class GradientArrival final : public GradSink {
  private:
   std::size_t index_of(const Slot& slot) const;
   std::int64_t lay_out(const UnitLayout& layout);
-  void make_buffer();
-  void drop_buffer();
   Destination local_destination(std::size_t i);
   Tensor local_gradient(std::size_t i, Tensor gradient);
-  bool may_leave_partial(std::size_t i) const;
   void reduce_partial_now(std::size_t i);
   void note(std::size_t i, Kind kind);
-  bool has_any() const;
   bool is_held(std::size_t i) const { return held_ && held_->has(i); }
   void hold();
   void take_held();
