@@ -65,7 +65,7 @@ TEST_F(CudaProgram, TrainsAndReports) {
   ASSERT_EQ(end.status, 0) << end.err;
   const std::vector<json> expected = lines_of("cpu.jsonl"), lines = lines_of("gpu.jsonl");
   ASSERT_EQ(lines.size(), expected.size());
-  EXPECT_EQ(lines[0]["config"]["device"], "cuda");
+  EXPECT_EQ(lines[0]["config"]["device"], "cuda:0");
   for (std::size_t i = 1; i < lines.size(); ++i) {
     EXPECT_EQ(lines[i]["step"], i);
     EXPECT_NEAR(lines[i]["loss"].get<double>(), expected[i]["loss"].get<double>(), 1e-4);
@@ -165,7 +165,7 @@ TEST_F(CudaProgram, ALostDeviceNamesWhatWasUnderWay) {
 TEST_F(CudaProgram, SeveralRanksAreRefusedOnEach) {
   const ProgramEnd end = sherd({"run", "-n", "2", "--", SHERD_PROGRAM, "train", config_file_, "--device", "cuda"},
                                {std::string("SHERD_CUDA_LIB=") + SHERD_EMULATED_LIBRARY});
-  expect_refused(end, {"device = cuda on 2 ranks", "NCCL"});
+  expect_refused(end, {"device = cuda:0 on 2 ranks", "NCCL"});
 }
 
 TEST_F(CudaProgram, AFullDiskEndsTheRunWithItsName) {
