@@ -167,7 +167,12 @@ void Route::check(const Facts& f) {
   if (result.done != end.done || result.passes != end.passes) wrong("does not end with all of it in", route_name(last));
 }
 
-bool Route::writes(Place place) const { return std::ranges::find(hops_, place, &Hop::to) != hops_.end(); }
+Route::Route(std::vector<Hop> hops) : hops_(std::move(hops)) {
+  for (const Hop& hop : hops_) {
+    moves_ |= 1U << static_cast<unsigned>(hop.move);
+    written_ |= 1U << static_cast<unsigned>(hop.to);
+  }
+}
 
 const Route::Hop* Route::find(Move move) const {
   const auto found = std::ranges::find(hops_, move, &Hop::move);

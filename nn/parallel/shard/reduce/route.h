@@ -94,7 +94,7 @@ class Route {
     bool operator==(const Facts&) const = default;
   };
 
-  explicit Route(std::vector<Hop> hops) : hops_(std::move(hops)) {}
+  explicit Route(std::vector<Hop> hops);
   /// The route of a pass; it adds up. Error with refusal().
   static Route of(const Facts& facts);
   /// Why no pass ends with these facts; empty if one may.
@@ -105,7 +105,9 @@ class Route {
   void check(const Facts& facts);
 
   const std::vector<Hop>& hops() const { return hops_; }
-  bool writes(Place place) const;
+  bool writes(Place place) const { return (written_ >> static_cast<unsigned>(place) & 1U) != 0; }
+  /// A bit for each move.
+  unsigned moves() const { return moves_; }
   /// The hop of that move, or null: there is at most one.
   const Hop* find(Move move) const;
   /// "scatter arrival>grad +gradient, keep grad>grad"
@@ -113,6 +115,7 @@ class Route {
 
  private:
   std::vector<Hop> hops_;
+  unsigned moves_ = 0, written_ = 0;
 };
 
 }  // namespace sherd::nn

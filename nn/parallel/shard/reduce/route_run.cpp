@@ -57,6 +57,7 @@ bool RouteRun::lie_together(std::span<Member> members) const {
 
 std::vector<RouteRun::Member> RouteRun::members() {
   std::vector<Member> members;
+  members.reserve(arrival_.size());
   for (std::size_t i = 0; i < arrival_.size(); ++i)
     if (arrival_[i].waits()) members.emplace_back(i).at(Place::unsummed) = arrival_[i].unsummed();
   const bool are_together = lie_together(members);
@@ -99,12 +100,16 @@ void RouteRun::run() {
   using Move = Route::Move;
   std::vector<Member> all = members();
   if (all.empty()) return;
+  unsigned moves = 0;
+  for (const Member& m : all) moves |= m.route->moves();
   std::vector<Step> steps;
+  steps.reserve(all.size());
   for (const Move move : {Move::fetch, Move::copy, Move::scatter, Move::sum_replicas, Move::scatter_replicas,
                           Move::hook, Move::agree, Move::keep, Move::evict}) {
     if (move == Move::copy) make_room(all, Place::apart);
     if (move == Move::scatter) make_room(all, Place::shard);
     if (move == Move::scatter_replicas) make_room(all, Place::owned);
+    if ((moves >> static_cast<unsigned>(move) & 1U) == 0) continue;
     steps.clear();
     for (Member& m : all)
       if (const Route::Hop* hop = m.route->find(move)) steps.push_back({m, *hop});
