@@ -94,6 +94,7 @@ Benchmark many_benchmark(std::string name, std::string what, std::string request
   row.unit = {"of few", Better::lower, 2};
   row.target = {Rule::value_at_most, 1.5};
   row.measure = [request = std::move(request), beside_plain](Figure& figure, BenchRun& run) {
+    if (run.is_against()) return add_note(figure, "compares sides of one program: measure it without --against");
     const int many = run.sized(100 * kFew, 2 * kFew);
     const auto side = [&](bool sharded, int units, int count) {
       return Contestant{child("units", {"--sharded", sharded ? "true" : "false", "--units", std::to_string(units)}),
