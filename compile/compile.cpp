@@ -96,7 +96,7 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
   Entry* const entry = find(arguments);
   if (!entry) return record(arguments);
   if (!entry->is_confirmed) return record_again(*entry, arguments);
-  if (is_run_together() && !is_compared_) {
+  if (group_ && !is_compared_) {
     reason_ = "another rank has no graph to compare yet";
     return run_eagerly(arguments);
   }
@@ -111,15 +111,15 @@ void CompiledStep::forget_before_reset() {
   entries_.clear();
   mode_ = Mode::none;
   num_calls_ = 0;
-  is_compared_ = false;
+  is_compared_ = knows_group_ = false;
 }
 
 // Whether a recording fits may differ between ranks (one's batch may be smaller), so whether to compare must not depend
 // on it: ranks ask each other at every call from the third on until all have a graph.
 void CompiledStep::compare_programs() {
-  if (!options_.group) options_.group = known_world();  // null: there are no others
-  if (!is_run_together() || is_compared_ || ++num_calls_ <= 2) return;
-  is_compared_ = check_same_program(graph() ? &graph()->program : nullptr, **options_.group);
+  if (!std::exchange(knows_group_, true)) group_ = options_.group ? *options_.group : known_world();
+  if (!group_ || is_compared_ || ++num_calls_ <= 2) return;
+  is_compared_ = check_same_program(graph() ? &graph()->program : nullptr, *group_);
 }
 
 std::vector<Tensor> CompiledStep::run_eagerly(std::span<const Tensor> arguments) {

@@ -91,7 +91,6 @@ class CompiledStep {
   void choose_executor(Entry& entry);
   void forget_before_reset();
   void compare_programs();
-  bool is_run_together() const { return options_.group && *options_.group; }
   /// The recording that fits this call, or null and `reason_`.
   Entry* find(std::span<const Tensor> arguments);
 
@@ -102,7 +101,8 @@ class CompiledStep {
   Mode mode_ = Mode::none;
   std::string reason_;
   std::int64_t num_calls_ = 0;  // until graphs are compared
-  bool is_compared_ = false;
+  bool is_compared_ = false, knows_group_ = false;
+  std::shared_ptr<ProcessGroup> group_;  // that it is run in; null: alone
   bool has_said_room_ = false;
   std::uint64_t num_left_ = 0;  // num_left_steps() of the last call
 };

@@ -33,15 +33,15 @@ AppliedPlan apply(const TrainingPlan& plan, const PlanFacts& facts, Module& mode
     if (!plan.gather.is_exact()) unit.set_gather_transform(int8_gather());
     if (!plan.reduce.is_exact()) unit.set_custom_reduce(int8_reduce());
   }
-  if (plan.offload_activations.any())
-    offload_activations(model, plan.offload_activations.options(plan.device, facts.memory_limit));
   if (facts.batch > 0) applied.local_batch = local_batch(plan, facts.batch, mesh.num_data_ranks());
   return applied;
 }
 
-void offload_state(const TrainingPlan& plan, const PlanFacts& facts, Optimizer& optimizer) {
+void apply_offload(const TrainingPlan& plan, const PlanFacts& facts, Module& model, Optimizer& optimizer) {
   if (plan.offload.optimizer())
     optimizer.offload(plan.offload.state_options(plan.offload_keep, plan.device, facts.memory_limit));
+  if (plan.offload_activations.any())
+    offload_activations(model, plan.offload_activations.options(plan.device, facts.memory_limit));
 }
 
 }  // namespace sherd::nn

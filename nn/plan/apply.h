@@ -4,7 +4,7 @@
 //   const AppliedPlan applied = apply(plan, facts, *model, mesh, make_plan(architecture, plan.tensor_parallel));
 //   model->materialize(Seed{1}, plan.device);
 //   AdamW optimizer(model->parameters());
-//   offload_state(plan, facts, optimizer);
+//   apply_offload(plan, facts, *model, optimizer);
 #include <cstdint>
 #include <vector>
 
@@ -24,14 +24,14 @@ struct AppliedPlan {
 UnitPolicy unit_policy(const TrainingPlan& plan, const PlanFacts& facts);
 
 /// Shards matrices of `model` over mesh.tensor() as `styles` say, which parallelize() takes, marks blocks that are
-/// recomputed, shards all parameters over mesh.data(), and marks blocks whose activations leave memory. The model has
-/// no values yet, or those of the whole model. Collective where reshard_after_forward is a number of ranks, whose
-/// groups it makes; else no communication. Errors, the same on every rank, before the model is changed: check_plan(), a
-/// mesh that is not the plan's, a model that is sharded or recomputed already. Then those of parallelize() and
-/// shard_units().
+/// recomputed, and shards all parameters over mesh.data(). Touches no file and no device. The model has no values yet,
+/// or those of the whole model. Collective where reshard_after_forward is a number of ranks, whose groups it makes;
+/// else no communication. Errors, the same on every rank, before the model is changed: check_plan(), a mesh that is not
+/// the plan's, a model that is sharded or recomputed already. Then those of parallelize() and shard_units().
 AppliedPlan apply(const TrainingPlan& plan, const PlanFacts& facts, Module& model, const JobMesh& mesh,
                   const Plan& styles = {});
-/// Moves the optimizer's state to where the plan says; no-op if it stays. Errors as Optimizer::offload().
-void offload_state(const TrainingPlan& plan, const PlanFacts& facts, Optimizer& optimizer);
+/// Moves the optimizer's state, and what blocks save for backward, to where the plan says; no-op for what stays. Error
+/// for a folder that is not there or takes no files.
+void apply_offload(const TrainingPlan& plan, const PlanFacts& facts, Module& model, Optimizer& optimizer);
 
 }  // namespace sherd::nn

@@ -38,7 +38,7 @@ std::string folder_for(const std::string& folder, Device device) {
 }  // namespace
 
 bool Travel::parse(std::string_view text) {
-  check(text == "exact" || text == "int8", "gather and reduce must be exact or int8, got \"{}\"", text);
+  check(text == "exact" || text == "int8", "must be exact or int8, got \"{}\"", text);
   return text == "exact";
 }
 

@@ -172,7 +172,7 @@ std::vector<float> losses(const TrainingPlan& plan, const Group& group, bool by_
   }
   model.materialize(nn::Seed{1}, plan.device);
   nn::AdamW optimizer(model.parameters());
-  nn::offload_state(plan, facts, optimizer);
+  nn::apply_offload(plan, facts, model, optimizer);
   const std::vector<std::int32_t> ids{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
   const Tensor tokens = Tensor::from<std::int32_t>(ids, {2, 8});
   std::vector<float> out;

@@ -166,7 +166,10 @@ void ConfigTable::set(std::string_view key, const ConfigValue& value, std::strin
   bool is_stored = false;
   try {
     is_stored = std::visit([&](const auto& field) { return store(value, field); }, row->target);
-  } catch (const Error& error) { fail("{}: {}", where, error.message()); }
+  } catch (const Error& error) {
+    const bool names_key = error.message().find(key) != std::string::npos;
+    fail("{}: {}{}", where, names_key ? "" : std::string(key) + " ", error.message());
+  }
   if (!is_stored) fail_type(key, to_string(value), where);
   given_.emplace(key);
 }

@@ -41,7 +41,7 @@ TrainStep::TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::in
   if (options_.draws) model_->materialize(seed, plan.device);
   else model_->allocate(plan.device);
   optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(), adamw_options(config_.optimizer));
-  nn::offload_state(plan, facts_of(config_, mesh_.group()->size()), *optimizer_);
+  nn::apply_offload(plan, facts_of(config_, mesh_.group()->size()), *model_, *optimizer_);
   if (const auto scaling = plan.loss_scale.options(nn::has_f16(plan))) scaler_.emplace(*scaling);
   schedule_ = schedule_of(config_);
   if (!plan.compiled) return;
