@@ -1,6 +1,5 @@
 #include "nn/checkpoint/model_saves.h"
 
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -20,20 +19,12 @@ void save_state(const std::string& dir, Module& model, Optimizer* optimizer, con
                   group_or_job(options.group), options.retention);
 }
 
-// Without an optimizer the rest of a save may be a training's.
-void check_has_all(const ckpt::CheckpointReader& save, const std::vector<StateEntry>& entries) {
-  std::set<std::pair<std::string, std::string>> wanted;
-  for (const StateEntry& entry : entries)
-    if (!entry.usually || save.contains(entry.kind, entry.name)) wanted.emplace(entry.kind, entry.name);
-  save.require_exactly(wanted);
-}
-
 Loaded load_state(const std::string& dir, Module& model, Optimizer* optimizer, const LoadOptions& options) {
   const std::vector<StateEntry> entries = training_state(model, optimizer, options.scaler);
   const auto used = ckpt::use_newest_good(
       dir, group_or_job(options.group),
       [&](const ckpt::CheckpointReader& save) {
-        if (optimizer != nullptr) check_has_all(save, entries);
+        if (optimizer != nullptr) require_exactly(save, entries);  // else the rest may be a training's
         load_checkpoint(save, entries);
       },
       say_on_stderr);

@@ -1,5 +1,6 @@
 #include "nn/checkpoint/training_state.h"
 
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,6 +43,13 @@ const Tensor& state_tensor(const StateEntry& entry) {
 const Shape& state_shape(const StateEntry& entry) {
   const Tensor& value = state_tensor(entry);
   return entry.like && entry.like->numel() == value.numel() ? entry.like->shape() : value.shape();
+}
+
+void require_exactly(const ckpt::CheckpointReader& save, const std::vector<StateEntry>& state) {
+  std::set<std::pair<std::string, std::string>> wanted;
+  for (const StateEntry& entry : state)
+    if (!entry.usually || save.contains(entry.kind, entry.name)) wanted.emplace(entry.kind, entry.name);
+  save.require_exactly(wanted);
 }
 
 void mark_loaded(const StateEntry& entry) {

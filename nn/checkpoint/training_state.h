@@ -47,6 +47,9 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nul
 void save_checkpoint(const std::string& dir, ckpt::Manifest manifest, const std::vector<StateEntry>& state,
                      ProcessGroup& group, const ckpt::Retention& retention = {});
 
+/// Error, of CheckpointReader::require_exactly(), unless the save has all of `state`, and nothing else.
+void require_exactly(const ckpt::CheckpointReader& save, const std::vector<StateEntry>& state);
+
 /// Fills the slots with the checkpoint's values, each rank its own shards; any number of ranks, in any layouts, may
 /// have written it. Reads and checks no other bytes than those in the blocks of these shards (read_box). Columns of a
 /// matrix that was saved in others are the exception: ranks read rows, each byte one of them, and exchange them over

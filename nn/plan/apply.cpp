@@ -9,7 +9,7 @@
 namespace sherd::nn {
 
 UnitPolicy unit_policy(const TrainingPlan& plan, const PlanFacts& facts) {
-  UnitPolicy policy = plan.strategy.policy();
+  UnitPolicy policy = plan.strategy.value();
   if (plan.reshard_after_forward != ReshardAfterForward(true))
     policy.reshard_after_forward = plan.reshard_after_forward;
   policy.mp_policy = {.param_dtype = plan.param_dtype, .reduce_dtype = plan.reduce_dtype};
@@ -26,9 +26,9 @@ AppliedPlan apply(const TrainingPlan& plan, const PlanFacts& facts, Module& mode
         "apply: the plan's mesh is \"{}\", and the model is to lie on {}", plan.mesh.text(), mesh.root().describe());
   check(!is_fully_sharded(model), "apply: the model is sharded already; apply a plan to a model once, as it was made");
   if (mesh.tensor()) parallelize(model, *mesh.tensor(), styles);
-  if (plan.recompute.any()) recompute_blocks(model, plan.recompute.policy());
+  if (plan.recompute != "none") recompute_blocks(model, plan.recompute.value());
   AppliedPlan applied;
-  if (plan.fully_shard) applied.units = shard_units(model, mesh.data(), plan.units.rule(), unit_policy(plan, facts));
+  if (plan.fully_shard) applied.units = shard_units(model, mesh.data(), plan.units.value(), unit_policy(plan, facts));
   for (const UnitHandle& unit : applied.units) {
     if (!plan.gather.is_exact()) unit.set_gather_transform(int8_gather());
     if (!plan.reduce.is_exact()) unit.set_custom_reduce(int8_reduce());

@@ -34,7 +34,7 @@ void check_dtypes(const TrainingPlan& plan) {
 
 // Settings of shards are nobody's where every rank has all state.
 void check_shards(const TrainingPlan& plan) {
-  if (plan.strategy.policy().optimizer != ShardedOver::none) return;
+  if (plan.strategy.value().optimizer != ShardedOver::none) return;
   for (const auto& [key, travel] : {std::pair("gather", &plan.gather), {"reduce", &plan.reduce}})
     check(travel->is_exact(),
           "{} = {} with strategy = {}: nothing is gathered there, and gradients are averaged whole, in the type of the "
@@ -50,7 +50,7 @@ void check_reshard(const TrainingPlan& plan) {
   const std::optional<int> ranks = plan.reshard_after_forward.ranks();
   if (!ranks) return;
   check(*ranks >= 2, "reshard_after_forward must be true, false or a number of ranks from 2, got {}", *ranks);
-  const UnitPolicy policy = plan.strategy.policy();
+  const UnitPolicy policy = plan.strategy.value();
   check(policy.parameters != ShardedOver::none && !policy.reshard_after_forward,
         "reshard_after_forward = {} needs a strategy that reshards after forward, as full_shard and hybrid_shard do; "
         "strategy = {} keeps what was gathered",
@@ -66,7 +66,7 @@ void check_offload(const TrainingPlan& plan) {
   check(plan.offload_keep == 0 || plan.offload.any(), "offload_keep = {} with offload = {}: all stays in memory anyway",
         plan.offload_keep, plan.offload.text());
   if (!plan.offload.parameters()) return;
-  const UnitPolicy policy = plan.strategy.policy();
+  const UnitPolicy policy = plan.strategy.value();
   check(policy.parameters != ShardedOver::shards || policy.optimizer != ShardedOver::all,
         "offload = {} with strategy = {}: where replicas divide the shards a gather writes them, so they cannot be "
         "offloaded; take hybrid_shard, or offload the optimizer",
@@ -107,7 +107,7 @@ void check_survives(const TrainingPlan& plan, int ranks) {
         "a run outlives one of several replicas, and mesh = \"{}\" has one; pass --strategy hybrid_shard --mesh "
         "replicate=2,dp=N, or --restarts N for a run that goes on from its saves",
         plan.mesh.text());
-  check(plan.strategy.policy().optimizer != ShardedOver::all,
+  check(plan.strategy.value().optimizer != ShardedOver::all,
         "strategy = {} divides the optimizer's state among the replicas, so it dies with each of them; take "
         "hybrid_shard",
         plan.strategy.text());

@@ -1,13 +1,13 @@
 #include "nn/plan/choices.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <initializer_list>
 #include <limits>
 #include <utility>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/quantity.h"
 
 namespace sherd::nn {
 
@@ -44,10 +44,9 @@ bool Travel::parse(std::string_view text) {
 
 LossScale LossScale::parse(std::string_view text) {
   if (text == "auto" || text == "dynamic" || text == "none") return {std::string(text), std::nullopt};
-  double scale = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), scale);
+  const std::optional<double> scale = parse_number(text);
   check(
-      error == std::errc{} && end == text.data() + text.size() && scale >= kLeastScale && scale <= kMostScale,
+      scale && *scale >= kLeastScale && *scale <= kMostScale,
       "loss_scale must be auto, dynamic, none or a positive number, from {:.8g} to {:.8g} as f32 has them, got \"{}\"",
       kLeastScale, kMostScale, text);
   return {std::string(text), scale};

@@ -16,51 +16,28 @@
 
 namespace sherd::nn {
 
-/// A preset of UnitPolicy (policy.h) by its name: "full_shard". Error naming the nearest for an unknown one.
-class Strategy {
+/// A value by its name, which `find` makes: its Error for an unknown one is that of the constructor.
+template <auto find>
+class Named {
  public:
   template <Text T>
-  Strategy(const T& name) : name_(std::string_view(name)) {  // NOLINT: {.strategy = "no_shard"}
-    policy();
+  Named(const T& name) : name_(std::string_view(name)) {  // NOLINT: {.strategy = "no_shard"}
+    value();
   }
   const std::string& text() const { return name_; }
-  UnitPolicy policy() const { return strategy(name_); }
-  friend bool operator==(const Strategy&, const Strategy&) = default;
+  auto value() const { return find(name_); }
+  friend bool operator==(const Named&, const Named&) = default;
 
  private:
   std::string name_;
 };
 
-/// A rule of units (unit_rules.h) by its name: "block", "bytes=32MB". Error as units_by().
-class UnitsBy {
- public:
-  template <Text T>
-  UnitsBy(const T& name) : name_(std::string_view(name)) {  // NOLINT: {.units = "fine"}
-    rule();
-  }
-  const std::string& text() const { return name_; }
-  UnitRule rule() const { return units_by(name_); }
-  friend bool operator==(const UnitsBy&, const UnitsBy&) = default;
-
- private:
-  std::string name_;
-};
-
-/// What backward computes again (recompute.h): "none", "selective" or "full". Error naming the nearest for other texts.
-class RecomputeBy {
- public:
-  template <Text T>
-  RecomputeBy(const T& name) : name_(std::string_view(name)) {  // NOLINT: {.recompute = "full"}
-    policy();
-  }
-  const std::string& text() const { return name_; }
-  bool any() const { return name_ != "none"; }
-  RecomputePolicy policy() const { return recompute_policy(name_); }
-  friend bool operator==(const RecomputeBy&, const RecomputeBy&) = default;
-
- private:
-  std::string name_;
-};
+/// A preset of UnitPolicy (policy.h): "full_shard".
+using Strategy = Named<strategy>;
+/// A rule of units (unit_rules.h): "block", "bytes=32MB".
+using UnitsBy = Named<units_by>;
+/// What backward computes again (recompute.h): "none", "selective" or "full".
+using RecomputeBy = Named<recompute_policy>;
 
 /// How parameters or gradients travel: "exact", or "int8": in 8 bits, with a scale per block.
 class Travel {

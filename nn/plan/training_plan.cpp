@@ -74,7 +74,7 @@ std::int64_t waiting_gradient_bytes(const TrainingPlan& plan) {
 }
 
 bool lacks_replicas(const TrainingPlan& plan) {
-  return plan.fully_shard && plan.strategy.policy().needs_replicas && !plan.mesh.has("replicate");
+  return plan.fully_shard && plan.strategy.value().needs_replicas && !plan.mesh.has("replicate");
 }
 
 }  // namespace sherd::nn

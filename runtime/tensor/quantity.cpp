@@ -103,6 +103,13 @@ Measure split_unit(std::string_view text) {
 
 std::optional<std::int64_t> parse_count(std::string_view text) { return whole_number(text, 1); }
 
+std::optional<double> parse_number(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool is_number = error == std::errc() && end == text.data() + text.size() && !text.empty();
+  return is_number ? std::optional(value) : std::nullopt;
+}
+
 std::optional<std::int64_t> parse_bytes(std::string_view text) {
   const Measure measure = split_unit(text);
   return whole_number(measure.number, measure.unit);

@@ -15,6 +15,9 @@ inline constexpr std::string_view kByteUnits =
 /// "2.5e3"). Exact: no digit is rounded. Nothing for other text ("1e-3", "1.5", "10K") and beyond 64 bits.
 std::optional<std::int64_t> parse_count(std::string_view text);
 
+/// Reads a number from all of `text`: "0.5", "1e-3", "inf".
+std::optional<double> parse_number(std::string_view text);
+
 /// Reads a number of bytes: as parse_count(), and after the number K, M, G, T or Ki, Mi, Gi, Ti, with or without B.
 /// "1.5G" is 1,500,000,000; "1.5B" is nothing.
 std::optional<std::int64_t> parse_bytes(std::string_view text);

@@ -67,7 +67,7 @@ std::vector<double> losses_of_the_loop(const BenchModel& m, const nn::TrainingPl
   if (is_tensor_parallel) {
     nn::parallelize(*model, mesh, nn::make_plan(config_of(m.name), {.sequence_parallel = true}));
   } else if (group->size() > 1 || options.param_dtype == DType::bf16) {
-    nn::UnitPolicy units = options.strategy.policy();
+    nn::UnitPolicy units = options.strategy.value();
     if (options.param_dtype == DType::bf16) units.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
     for (nn::Module* block : model->blocks()) nn::fully_shard(*block, mesh, units);
     nn::fully_shard(*model, mesh, units);

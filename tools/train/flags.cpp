@@ -89,7 +89,7 @@ bool store(const ConfigValue& value, T* field) {
 
 /// What a field's text means; nothing if it is no value of the field.
 std::optional<ConfigValue> read_text(std::string_view text, const std::int64_t*) { return parse_count(text); }
-std::optional<ConfigValue> read_text(std::string_view text, const double*) { return number_of(text); }
+std::optional<ConfigValue> read_text(std::string_view text, const double*) { return parse_number(text); }
 std::optional<ConfigValue> read_text(std::string_view text, const std::string*) { return std::string(text); }
 std::optional<ConfigValue> read_text(std::string_view text, const TextField&) { return std::string(text); }
 std::optional<ConfigValue> read_text(std::string_view text, ByteField) { return parse_bytes(text); }
@@ -119,13 +119,6 @@ std::string quote(std::string_view text) {
 }
 
 }  // namespace
-
-std::optional<double> number_of(std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool is_number = error == std::errc() && end == text.data() + text.size() && !text.empty();
-  return is_number ? std::optional(value) : std::nullopt;
-}
 
 std::string to_string(const ConfigValue& value) {
   if (const auto* text = std::get_if<std::string>(&value)) return quote(*text);

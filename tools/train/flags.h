@@ -86,9 +86,6 @@ class ConfigTable {
   std::set<std::string, std::less<>> given_;
 };
 
-/// Reads a number from all of `text`.
-std::optional<double> number_of(std::string_view text);
-
 /// "4", "0.001", "true", "\"text\"": as TOML spells it.
 std::string to_string(const ConfigValue& value);
 

@@ -19,7 +19,7 @@ AxisLink parse_link(std::string_view text, std::string_view whole) {
   }
   const std::size_t comma = text.find(',');
   const std::optional<double> rate = parse_byte_rate(text.substr(0, comma));
-  const std::optional<double> latency = comma == text.npos ? std::nullopt : number_of(text.substr(comma + 1));
+  const std::optional<double> latency = comma == text.npos ? std::nullopt : parse_number(text.substr(comma + 1));
   check(rate && latency && std::isfinite(*rate) && *rate > 0 && *latency >= 0 && *latency < 1e6,
         "link must be BYTES_PER_S,SECONDS with a positive rate and a latency of at least 0, as 1e9,20e-6 or 10GB,0, or "
         "one of each axis, dp=2e9,0;replicate=2e8,0; got \"{}\"",

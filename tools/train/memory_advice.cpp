@@ -49,7 +49,7 @@ std::vector<Lever> levers_of(TrainConfig config, int ranks) {
   const nn::TrainingPlan& plan = config.plan;
   std::vector<Lever> levers{{"batch", smaller_batches(config.batch, data_ranks)}};
   // Where replicas divide the shards they stay in memory, and the strongest strategy of a hybrid one is that.
-  const bool may_offload_all = plan.fully_shard && plan.gather.is_exact() && !plan.strategy.policy().needs_replicas;
+  const bool may_offload_all = plan.fully_shard && plan.gather.is_exact() && !plan.strategy.value().needs_replicas;
   levers.push_back({"offload", may_offload_all ? after({"none", "optimizer", "all"}, plan.offload.text())
                                                : after({"none", "optimizer"}, plan.offload.text())});
   levers.push_back({"offload_activations", after({"none", "blocks"}, plan.offload_activations.text())});

@@ -47,7 +47,6 @@ RunRecord run_record_from_text(const std::string& text) {
 }
 
 void note_state(ckpt::Manifest& manifest, const RunState& state, bool counts_skips) {
-  manifest.step = state.updates;
   if (!state.owed_line.empty()) manifest.state[kOwed] = state.owed_line;
   if (counts_skips && state.log.skipped_steps > 0) manifest.state[kSkippedSteps] = state.log.skipped_steps;
   if (state.skipped.count() > 0) manifest.state[kSkippedBatches] = state.skipped.text();

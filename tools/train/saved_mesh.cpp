@@ -21,7 +21,7 @@ std::string ranks_that_divide(const TrainConfig& config, std::int64_t data_ranks
 }
 
 std::string without_replicas(const nn::Strategy& strategy) {
-  nn::UnitPolicy policy = strategy.policy();
+  nn::UnitPolicy policy = strategy.value();
   policy.optimizer = policy.parameters;  // without replicas nothing is divided among them
   return std::string(nn::strategy_name(policy, false));
 }
@@ -34,7 +34,7 @@ std::string take_ranks_there_are(TrainConfig& config, const ConfigTable& given, 
   if (saved != ranks && !given.is_given("mesh")) {
     changes.push_back(fmt::format("mesh {} is for {} ranks, takes dp={}", config.plan.mesh.text(), saved, ranks));
     config.plan.mesh = {};
-    if (!given.is_given("strategy") && config.plan.strategy.policy().needs_replicas) {
+    if (!given.is_given("strategy") && config.plan.strategy.value().needs_replicas) {
       const std::string plain = without_replicas(config.plan.strategy);
       changes.push_back(fmt::format("strategy {} copies over replicate, takes {}", config.plan.strategy.text(), plain));
       config.plan.strategy = plain;

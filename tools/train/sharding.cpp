@@ -20,7 +20,7 @@ std::string accumulation_text(const nn::TrainingPlan& plan, int data_ranks) {
 }  // namespace
 
 std::string sharding_text(const nn::TrainingPlan& plan, int data_ranks) {
-  std::string memory = plan.recompute.any() ? fmt::format(", recompute {}", plan.recompute.text()) : "";
+  std::string memory = plan.recompute != "none" ? fmt::format(", recompute {}", plan.recompute.text()) : "";
   if (plan.offload.any()) memory += fmt::format(", offload {}", plan.offload.text());
   if (plan.offload_keep > 0) memory += fmt::format(" but for {}", format_bytes(plan.offload_keep));
   if (plan.offload_activations.any())

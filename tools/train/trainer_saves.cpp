@@ -1,6 +1,5 @@
 // A Trainer's saves: whose folder it is, what is saved and when, and going on from a save.
 #include <algorithm>
-#include <set>
 
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/job/world.h"
@@ -80,10 +79,7 @@ void Trainer::load(const ckpt::CheckpointReader& save) {
         "resume from {}: \"{}\" has another vocabulary than the later saves, which are damaged; name it by its folder",
         config_.resume, save.dir());
   const std::vector<nn::StateEntry> entries = state();
-  std::set<std::pair<std::string, std::string>> wanted;
-  for (const nn::StateEntry& entry : entries)
-    if (!entry.usually || save.contains(entry.kind, entry.name)) wanted.emplace(entry.kind, entry.name);
-  save.require_exactly(wanted);
+  nn::require_exactly(save, entries);
   nn::load_checkpoint(save, entries);
 }
 

@@ -61,7 +61,7 @@ Setup setup_of(const TrainConfig& config, const Units& units) {
     (axis.name == "dp" ? setup.shards : axis.name == "replicate" ? setup.replicas : setup.tp) = axis.size;
   setup.micro_batches = config.plan.micro_batches;
   setup.made = byte_size(config.plan.param_dtype);
-  setup.computes_again = config.plan.recompute.any();
+  setup.computes_again = config.plan.recompute != "none";
   setup.recompute_factor = walk::recompute_factor(config);
   return setup;
 }

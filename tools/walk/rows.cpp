@@ -95,7 +95,7 @@ std::string replaced(std::string text, const std::string& k) {
 }
 
 void put_on_mesh(RowPlan& row, const Axes& axes) {
-  if (!row.config.plan.strategy.policy().needs_replicas) {
+  if (!row.config.plan.strategy.value().needs_replicas) {
     row.config.plan.mesh = fmt::format("dp={}{}", axes.data(), axes.rest);
     return;
   }
@@ -217,7 +217,7 @@ void set_link(std::vector<RowPlan>& rows, const TrainConfig& base, int ranks, co
   const std::vector<DeviceMesh::Axis> data{{"replicate", grid.replicate}, {"dp", grid.dp}};
   for (RowPlan& row : rows) {
     row.config.link = links;
-    if (links.names_axes() && !row.config.plan.strategy.policy().needs_replicas) {  // one axis over both
+    if (links.names_axes() && !row.config.plan.strategy.value().needs_replicas) {  // one axis over both
       std::string text;
       const auto add = [&text](std::string_view axis, const LinkShape& shape) {
         text += fmt::format("{}{}={},{}", text.empty() ? "" : ";", axis, shape.bytes_per_second, shape.seconds);
