@@ -78,7 +78,8 @@ bool check_same_program(const Program* program, ProcessGroup& group) {
   const std::int64_t usual = majority(programs);
   Error error(fmt::format(
       "the captured step is not the same program on all ranks: rank {} differs from rank {}, first in line {} of the "
-      "graph. All ranks must call the same ops in the same order",
+      "graph. All ranks must call the same ops in the same order; a step whose ranks agree in collectives alone is "
+      "compiled with CompileOptions{{.group = nullptr}}, and is not compared",
       rank_list(programs, usual, false), rank_list(programs, usual, true), line + 1));
   error.add("here", line < static_cast<std::int64_t>(text.size()) ? text[static_cast<std::size_t>(line)]
                                                                   : "the graph has ended");
