@@ -3,8 +3,8 @@
 #include <set>
 
 #include "nn/optim/agree_on_updates.h"
-#include "nn/parallel/shard/wrap/fully_shard_hook.h"
 #include "nn/parallel/shard/wrap/unit_plan.h"
+#include "nn/parallel/shard/wrap/wrap.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/left_steps.h"
@@ -30,7 +30,7 @@ UnitHandle fully_shard(Module& module, const FullyShardOptions& options) {
   return fully_shard(module, DeviceMesh::world(), options);
 }
 
-bool is_fully_sharded(const Module& module) { return hook_of(module) != nullptr; }
+bool is_fully_sharded(const Module& module) { return wrap_of(module) != nullptr; }
 
 UnitHandle unit_of(Module& module) { return UnitHandle(wrapped(module).shared_from_this()); }
 
@@ -46,8 +46,8 @@ std::vector<UnitHandle> handles_of(const std::vector<Module*>& modules) {
 
 std::vector<UnitHandle> units(Module& root) {
   std::vector<UnitHandle> handles;
-  for (FullyShardHook* hook : hooks_below(root))
-    if (!hook->units.empty()) handles.emplace_back(hook->shared_from_this());
+  for (Wrap* wrap : wraps_below(root))
+    if (!wrap->units.empty()) handles.emplace_back(wrap->shared_from_this());
   return handles;
 }
 
@@ -85,7 +85,7 @@ void set_keep_unsharded_storage(Module& module, bool keep, bool recurse) {
 void set_reshard_after_forward(Module& module, ReshardAfterForward reshard, bool recurse) {
   unit_of(module).set_reshard_after_forward(reshard);
   if (!recurse) return;
-  for (FullyShardHook* hook : hooks_below(module)) hook->set_reshard_after_forward(reshard);
+  for (Wrap* wrap : wraps_below(module)) wrap->set_reshard_after_forward(reshard);
 }
 
 void set_reduce_unused(Module& module, bool on, bool recurse) {
@@ -108,28 +108,28 @@ void set_reduce_scatter_max_input_buffers(Module& root, int count) {
 
 namespace {
 
-FullyShardHook& root_hook(Module& root, std::string_view call) {
-  FullyShardHook& hook = wrapped(root);
-  check(hook.is_root() || !hook.tree(),
+Wrap& root_wrap(Module& root, std::string_view call) {
+  Wrap& wrap = wrapped(root);
+  check(wrap.is_root() || !wrap.tree(),
         "{}: module \"{}\" is not the root of its fully_shard tree; name the module whose forward is called", call,
         root.label());
-  return hook;
+  return wrap;
 }
 
 }  // namespace
 
-void set_is_last_backward(Module& root, bool is_last) { root_hook(root, "set_is_last_backward").set_is_last(is_last); }
+void set_is_last_backward(Module& root, bool is_last) { root_wrap(root, "set_is_last_backward").set_is_last(is_last); }
 
 GradientReduction finalize_backward(Module& root) {
   check(!in_backward(), "finalize_backward: a backward pass is running; call it after the last one");
-  const FullyShardHook& hook = root_hook(root, "finalize_backward");
+  const Wrap& wrap = root_wrap(root, "finalize_backward");
   const GradMode off(false);
   const PhaseScope phase(StepPhase::backward);
-  if (hook.tree()) {
+  if (wrap.tree()) {
     try {
-      hook.tree()->end_backward(true);
+      wrap.tree()->end_backward(true);
     } catch (...) {  // as one that leaves a backward pass: peers wait in the reductions
-      hook.tree()->abandon(current_exception_text());
+      wrap.tree()->abandon(current_exception_text());
       throw;
     }
   }
@@ -146,14 +146,14 @@ void GradientReduction::wait() const {
 }
 
 void reset_after_error(Module& root) {
-  const FullyShardHook& hook = root_hook(root, "reset_after_error");
+  const Wrap& wrap = root_wrap(root, "reset_after_error");
   RankContext::current().drain_queues();
-  if (hook.tree()) {
-    hook.tree()->schedule.forget();
-    hook.tree()->compare_again();
+  if (wrap.tree()) {
+    wrap.tree()->schedule.forget();
+    wrap.tree()->compare_again();
   }
   std::set<const ProcessGroup*> reset;
-  for (FullyShardHook* each : hooks_below(root)) {
+  for (Wrap* each : wraps_below(root)) {
     each->compare_again();
     each->leave_round();  // of a list of modules that was left between two of them
     for (const auto& unit : each->units) {
@@ -164,7 +164,7 @@ void reset_after_error(Module& root) {
     }
   }
   count_left_step();
-  agree_on_updates(root.parameters(), hook.root_group());
+  agree_on_updates(root.parameters(), wrap.root_group());
 }
 
 }  // namespace sherd::nn

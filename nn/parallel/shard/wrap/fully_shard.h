@@ -25,7 +25,7 @@
 
 namespace sherd::nn {
 
-class FullyShardHook;
+class Wrap;
 class UnshardHandle;
 
 using FullyShardOptions = UnitPolicy;
@@ -34,10 +34,10 @@ using FullyShardOptions = UnitPolicy;
 /// alive, which goes with its modules; then every call but is_alive() is an Error.
 class UnitHandle {
  public:
-  explicit UnitHandle(const std::shared_ptr<FullyShardHook>& hook);
-  friend bool operator==(const UnitHandle& a, const UnitHandle& b) { return a.hook_.lock() == b.hook_.lock(); }
+  explicit UnitHandle(const std::shared_ptr<Wrap>& wrap);
+  friend bool operator==(const UnitHandle& a, const UnitHandle& b) { return a.wrap_.lock() == b.wrap_.lock(); }
 
-  bool is_alive() const { return !hook_.expired(); }
+  bool is_alive() const { return !wrap_.expired(); }
   /// Path of its module, "(model)" for a root; those of several joined by "+".
   const std::string& name() const;
   /// Whether any parameters are its own. The calls from here to late_gathers() are an Error if none are.
@@ -98,9 +98,9 @@ class UnitHandle {
   void set_all_reduce_hook(AllReduceHook hook) const;
 
  private:
-  FullyShardHook& hook() const;
-  static std::vector<std::weak_ptr<FullyShardHook>> hooks_of(const std::vector<UnitHandle>& units);
-  std::weak_ptr<FullyShardHook> hook_;
+  Wrap& wrap() const;
+  static std::vector<std::weak_ptr<Wrap>> wraps_of(const std::vector<UnitHandle>& units);
+  std::weak_ptr<Wrap> wrap_;
   std::string name_;  // for the error when it is gone
 };
 
@@ -129,13 +129,13 @@ std::vector<UnitHandle> units(Module& root);
 /// Result of unshard_async(). As a UnitHandle it does not keep the unit alive.
 class UnshardHandle {
  public:
-  explicit UnshardHandle(const std::shared_ptr<FullyShardHook>& hook) : hook_(hook) {}
+  explicit UnshardHandle(const std::shared_ptr<Wrap>& wrap) : wrap_(wrap) {}
   /// Blocks until the parameters are gathered; throws the gather's error. May be called any number of times, or never:
   /// reading a parameter waits too. No-op once the modules were destroyed: that has waited.
   void wait() const;
 
  private:
-  std::weak_ptr<FullyShardHook> hook_;
+  std::weak_ptr<Wrap> wrap_;
 };
 
 /// Registers the unsharded parameters of this module's unit only. Collective; returns before the gather is done, the

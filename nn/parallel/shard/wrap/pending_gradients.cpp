@@ -1,6 +1,6 @@
 #include "nn/parallel/shard/wrap/pending_gradients.h"
 
-#include "nn/parallel/shard/wrap/fully_shard_hook.h"
+#include "nn/parallel/shard/wrap/wrap.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/rows/ops.h"
 
@@ -9,8 +9,8 @@ namespace sherd::nn {
 std::vector<PendingGradient> pending_gradients(Module& module) {
   check(!in_backward(), "pending_gradients: a backward pass is running; look between passes");
   std::vector<PendingGradient> pending;
-  for (const FullyShardHook* hook : hooks_below(module))
-    for (const auto& unit : hook->units)
+  for (const Wrap* wrap : wraps_below(module))
+    for (const auto& unit : wrap->units)
       for (std::size_t i = 0; i < unit->buffers.size(); ++i) {
         const HeldGradients* const held = unit->arrival().held();
         PendingGradient gradient{.parameter = unit->buffers.parameter(i), .shard = unit->arrival()[i].unsummed()};

@@ -5,7 +5,7 @@
 
 #include "dtensor/api.h"
 #include "nn/parallel/data_mesh.h"
-#include "nn/parallel/shard/wrap/fully_shard_hook.h"
+#include "nn/parallel/shard/wrap/wrap.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
@@ -75,13 +75,13 @@ std::vector<ProcessGroup*> groups_of(const std::vector<Parameter*>& parameters) 
 void agree_on_units_of(Module& module, const std::vector<Parameter*>& parameters) {
   Module* top = &module;
   while (top->parent()) top = top->parent();
-  std::vector<FullyShardHook*> hooks = hooks_below(*top);
-  std::erase_if(hooks, [&](const FullyShardHook* hook) {
-    return hook->is_agreed() ||
-           std::ranges::none_of(parameters, [&](const Parameter* p) { return hook->owns(*p->shard_keeper()); });
+  std::vector<Wrap*> wraps = wraps_below(*top);
+  std::erase_if(wraps, [&](const Wrap* wrap) {
+    return wrap->is_agreed() ||
+           std::ranges::none_of(parameters, [&](const Parameter* p) { return wrap->owns(*p->shard_keeper()); });
   });
   try {
-    agree_on_units(hooks, groups_of(parameters));
+    agree_on_units(wraps, groups_of(parameters));
   } catch (CommError& error) {  // a group was out of use before
     error.add("remedy", kRemedy);
     throw;

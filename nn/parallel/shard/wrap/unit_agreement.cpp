@@ -5,8 +5,8 @@
 #include <set>
 #include <string_view>
 
-#include "nn/parallel/shard/wrap/fully_shard_hook.h"
 #include "nn/parallel/shard/wrap/unit_plan.h"
+#include "nn/parallel/shard/wrap/wrap.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/lanes.h"
 #include "runtime/comm/group/subject.h"
@@ -154,15 +154,15 @@ std::string difference_in(const std::vector<std::string>& texts) {
 
 /// Facts of the units that communicate over this group, in their order: ranks that share another axis only may have
 /// others, as the experts of expert parallelism.
-std::string text_over(std::span<FullyShardHook* const> hooks, const ProcessGroup& group) {
+std::string text_over(std::span<Wrap* const> hooks, const ProcessGroup& group) {
   std::vector<UnitFacts> units;
-  for (const FullyShardHook* hook : hooks)
+  for (const Wrap* hook : hooks)
     if (std::optional<UnitFacts> facts = hook->facts_over(group)) units.push_back(std::move(*facts));
   return text_of(units);
 }
 
 /// What is told in one group is told in the next, so it reaches all. Empty if units are the same.
-std::string difference_over(std::span<ProcessGroup* const> groups, std::span<FullyShardHook* const> hooks) {
+std::string difference_over(std::span<ProcessGroup* const> groups, std::span<Wrap* const> hooks) {
   std::string told;
   for (ProcessGroup* group : groups) {
     const std::string own = text_over(hooks, *group);
@@ -199,13 +199,13 @@ void add_axes(const DeviceMesh& mesh, std::vector<ProcessGroup*>& groups) {
 
 /// Groups of axes that shard come first: ranks that go on without comparing meet in them. Groups of tensor parallelism
 /// come last.
-std::vector<ProcessGroup*> groups_along_axes(std::span<FullyShardHook* const> hooks) {
+std::vector<ProcessGroup*> groups_along_axes(std::span<Wrap* const> hooks) {
   std::vector<ProcessGroup*> groups;
-  for (const FullyShardHook* hook : hooks) {
+  for (const Wrap* hook : hooks) {
     add_axes(hook->data().mesh(), groups);
     for (const auto& unit : hook->units) add_axes(unit->data.mesh(), groups);
   }
-  for (const FullyShardHook* hook : hooks)
+  for (const Wrap* hook : hooks)
     for (const auto& unit : hook->units)
       for (std::size_t i = 0; i < unit->buffers.size(); ++i)
         if (const Spec* const gathered = unit->buffers.placement(i).gathered) add_axes(gathered->mesh(), groups);
@@ -214,9 +214,9 @@ std::vector<ProcessGroup*> groups_along_axes(std::span<FullyShardHook* const> ho
 
 }  // namespace
 
-void agree_on_units(std::span<FullyShardHook* const> hooks) { agree_on_units(hooks, groups_along_axes(hooks)); }
+void agree_on_units(std::span<Wrap* const> hooks) { agree_on_units(hooks, groups_along_axes(hooks)); }
 
-void agree_on_units(std::span<FullyShardHook* const> hooks, std::span<ProcessGroup* const> groups) {
+void agree_on_units(std::span<Wrap* const> hooks, std::span<ProcessGroup* const> groups) {
   const PurposeScope purpose("the first forward, where units are compared");
   if (hooks.empty() || groups.empty() || RankContext::current().is_ghost()) return;
   const std::string told = difference_over(groups, hooks);
@@ -226,7 +226,7 @@ void agree_on_units(std::span<FullyShardHook* const> hooks, std::span<ProcessGro
       "all ranks",
       told);
   std::set<ProcessGroup*> roots;
-  for (const FullyShardHook* hook : hooks)
+  for (const Wrap* hook : hooks)
     if (roots.insert(&hook->root_group()).second) hook->root_group().abort(reason);
   fail("{}", reason);
 }
@@ -235,7 +235,7 @@ void agree_on_units(std::span<FullyShardHook* const> hooks, std::span<ProcessGro
 
 namespace {
 
-std::string names_of(const std::vector<std::weak_ptr<FullyShardHook>>& list) {
+std::string names_of(const std::vector<std::weak_ptr<Wrap>>& list) {
   std::string names;
   for (const auto& weak : list)
     if (const auto hook = weak.lock()) names += (names.empty() ? "" : ", ") + hook->name();
@@ -246,7 +246,7 @@ std::string name_of(std::optional<DType> dtype) { return dtype ? std::string(nam
 
 /// "to 2 ranks" where it reshards to some of them. The default of a unit that was told nothing depends on being the
 /// root, which is known only once there is a tree.
-std::string resharding_of(const FullyShardHook& hook) {
+std::string resharding_of(const Wrap& hook) {
   for (const auto& unit : hook.units)
     if (const int slices = unit->buffers.slices()) return fmt::format("to {} ranks", slices);
   const GatherKnobs& knobs = hook.knobs.all();
@@ -297,7 +297,7 @@ std::string strategy_of(const PlannedCall& call) {
                      over[static_cast<int>(policy.optimizer)]);
 }
 
-std::optional<UnitFacts> FullyShardHook::facts_over(const ProcessGroup& group) const {
+std::optional<UnitFacts> Wrap::facts_over(const ProcessGroup& group) const {
   std::vector<const Unit*> parts;
   for (const auto& unit : units)
     if (communicates_over(*unit, group)) parts.push_back(unit.get());

@@ -14,7 +14,7 @@
 
 namespace sherd::nn {
 
-class FullyShardHook;
+class Wrap;
 
 /// What ranks compare of a unit: settings by name, in one order on all ranks. All of it is of global shapes and
 /// layouts: local ones differ between ranks of tensor parallelism.
@@ -33,7 +33,7 @@ std::string first_difference(std::span<const int> ranks, std::span<const std::ve
 /// whose lane other ranks are in if they do not compare: then they are told so. Throws Error on all ranks of these axes
 /// if units differ, and aborts the root group, so that ranks that wait elsewhere raise it too. Local, and nothing, on
 /// ghost ranks and where nobody shares an axis. Not counted as communication.
-void agree_on_units(std::span<FullyShardHook* const> hooks);
-void agree_on_units(std::span<FullyShardHook* const> hooks, std::span<ProcessGroup* const> groups);
+void agree_on_units(std::span<Wrap* const> hooks);
+void agree_on_units(std::span<Wrap* const> hooks, std::span<ProcessGroup* const> groups);
 
 }  // namespace sherd::nn

@@ -3,29 +3,29 @@
 #include <map>
 
 #include "nn/parallel/shard/gather/gather_transform.h"
-#include "nn/parallel/shard/wrap/fully_shard_hook.h"
+#include "nn/parallel/shard/wrap/wrap.h"
 
 namespace sherd::nn {
 
-UnitHandle::UnitHandle(const std::shared_ptr<FullyShardHook>& hook) : hook_(hook), name_(hook->name()) {}
+UnitHandle::UnitHandle(const std::shared_ptr<Wrap>& wrap) : wrap_(wrap), name_(wrap->name()) {}
 
-FullyShardHook& UnitHandle::hook() const {
-  const auto hook = hook_.lock();
-  check(hook != nullptr,
+Wrap& UnitHandle::wrap() const {
+  const auto wrap = wrap_.lock();
+  check(wrap != nullptr,
         "the modules of the fully_shard unit \"{}\" were destroyed; use a handle of modules that are there, as of "
         "unit_of()",
         name_);
-  return *hook;  // kept by its modules, which nobody destroys within a call
+  return *wrap;  // kept by its modules, which nobody destroys within a call
 }
 
-const std::string& UnitHandle::name() const { return hook().name(); }
-bool UnitHandle::has_parameters() const { return !hook().units.empty(); }
+const std::string& UnitHandle::name() const { return wrap().name(); }
+bool UnitHandle::has_parameters() const { return !wrap().units.empty(); }
 
 std::vector<UnitHandle::Part> UnitHandle::parts() const {
   std::vector<Part> all;
-  for (const auto& unit : hook().own_units()) {
+  for (const auto& unit : wrap().own_units()) {
     const UnitBuffers& buffers = unit->buffers;
-    const bool reshards = hook().reshards() && !buffers.keeps_gathered();
+    const bool reshards = wrap().reshards() && !buffers.keeps_gathered();
     all.push_back({buffers.layout().shared(), buffers.parameters(), reshards ? buffers.slices() : 0, reshards});
   }
   return all;
@@ -38,7 +38,7 @@ std::vector<Parameter*> UnitHandle::parameters() const {
 }
 
 std::vector<std::string> UnitHandle::routes(std::size_t part) const {
-  const Unit& unit = *hook().own_units()[part];
+  const Unit& unit = *wrap().own_units()[part];
   std::map<std::string, int> counts;
   for (std::size_t i = 0; i < unit.buffers.size(); ++i)
     if (const Parameter* p = unit.buffers.parameter(i); p && p->requires_grad())
@@ -49,7 +49,7 @@ std::vector<std::string> UnitHandle::routes(std::size_t part) const {
   return lines;
 }
 
-const UnitLayout& UnitHandle::layout() const { return hook().own_units().front()->buffers.layout(); }
+const UnitLayout& UnitHandle::layout() const { return wrap().own_units().front()->buffers.layout(); }
 
 std::int64_t UnitHandle::gathered_bytes() const {
   std::int64_t bytes = 0;
@@ -57,34 +57,34 @@ std::int64_t UnitHandle::gathered_bytes() const {
   return bytes;
 }
 
-bool UnitHandle::is_unsharded() const { return hook().own_units().front()->buffers.is_unsharded(); }
-bool UnitHandle::is_gathered() const { return hook().own_units().front()->buffers.is_gathered(); }
+bool UnitHandle::is_unsharded() const { return wrap().own_units().front()->buffers.is_unsharded(); }
+bool UnitHandle::is_gathered() const { return wrap().own_units().front()->buffers.is_gathered(); }
 bool UnitHandle::reshards_after_forward() const { return parts().front().reshards; }
-std::vector<int> UnitHandle::order_in_forward() const { return hook().order_in_forward(); }
+std::vector<int> UnitHandle::order_in_forward() const { return wrap().order_in_forward(); }
 
 int UnitHandle::late_gathers() const {
   int count = 0;
-  for (const auto& unit : hook().own_units()) count += unit->buffers.late_gathers();
+  for (const auto& unit : wrap().own_units()) count += unit->buffers.late_gathers();
   return count;
 }
 
 void UnitHandle::unshard() const {
-  hook().agree();
-  for (const auto& unit : hook().units) unit->buffers.unshard();
+  wrap().agree();
+  for (const auto& unit : wrap().units) unit->buffers.unshard();
 }
 
 UnshardHandle UnitHandle::unshard_async() const {
   unshard();
-  return UnshardHandle(hook().shared_from_this());
+  return UnshardHandle(wrap().shared_from_this());
 }
 
 void UnshardHandle::wait() const {
-  if (const auto hook = hook_.lock())
-    for (const auto& unit : hook->units) unit->buffers.wait();
+  if (const auto wrap = wrap_.lock())
+    for (const auto& unit : wrap->units) unit->buffers.wait();
 }
 
 void UnitHandle::reshard() const {
-  for (const auto& unit : hook().units) unit->buffers.reshard();
+  for (const auto& unit : wrap().units) unit->buffers.reshard();
 }
 
 void UnitHandle::set_gradient_divide_factor(double factor) const {
@@ -92,85 +92,85 @@ void UnitHandle::set_gradient_divide_factor(double factor) const {
   check(std::isnormal(static_cast<float>(factor)) && std::isnormal(static_cast<float>(1 / factor)),
         "the gradient divide factor is {}, and f32 sums are multiplied by its reciprocal: give one from 1e-37 to 1e37",
         factor);
-  for (const auto& unit : hook().units) unit->set<&ReductionKnobs::divide_factor>(factor);
+  for (const auto& unit : wrap().units) unit->set<&ReductionKnobs::divide_factor>(factor);
 }
 
 void UnitHandle::set_requires_all_reduce(bool on) const {
-  for (const auto& unit : hook().units) unit->set<&ReductionKnobs::all_reduces>(on);
+  for (const auto& unit : wrap().units) unit->set<&ReductionKnobs::all_reduces>(on);
 }
 
 void UnitHandle::set_reduce_unused(bool on) const {
-  for (const auto& unit : hook().units) unit->set<&ReductionKnobs::reduces_unused>(on);
+  for (const auto& unit : wrap().units) unit->set<&ReductionKnobs::reduces_unused>(on);
 }
 
 void UnitHandle::set_requires_gradient_sync(bool on) const {
-  for (const auto& unit : hook().units) unit->set<&ReductionKnobs::syncs>(on);
+  for (const auto& unit : wrap().units) unit->set<&ReductionKnobs::syncs>(on);
 }
 
 void UnitHandle::set_reshard_after_forward(ReshardAfterForward reshard) const {
-  hook().set_reshard_after_forward(reshard);
+  wrap().set_reshard_after_forward(reshard);
 }
 
 void UnitHandle::set_reshard_after_backward(bool reshard) const {
-  for (const auto& unit : hook().units) unit->set<&ReductionKnobs::reshards>(reshard);
+  for (const auto& unit : wrap().units) unit->set<&ReductionKnobs::reshards>(reshard);
 }
 
 void UnitHandle::set_keep_unsharded_storage(bool keep) const {
-  for (const auto& unit : hook().units) unit->buffers.set_keeps_memory(keep);
+  for (const auto& unit : wrap().units) unit->buffers.set_keeps_memory(keep);
 }
 
 void UnitHandle::set_max_reductions(int count) const {
   check(count >= 1, "at least one gradient buffer must be allowed to be in reduction, got {}", count);
-  for (const auto& unit : hook().units)
+  for (const auto& unit : wrap().units)
     if (!unit->is_replicated) unit->set<&ReductionKnobs::max_reductions>(count);
 }
 
-std::vector<std::weak_ptr<FullyShardHook>> UnitHandle::hooks_of(const std::vector<UnitHandle>& units) {
-  std::vector<std::weak_ptr<FullyShardHook>> hooks;
-  for (const UnitHandle& unit : units) hooks.push_back(unit.hook_);
-  return hooks;
+std::vector<std::weak_ptr<Wrap>> UnitHandle::wraps_of(const std::vector<UnitHandle>& units) {
+  std::vector<std::weak_ptr<Wrap>> wraps;
+  for (const UnitHandle& unit : units) wraps.push_back(unit.wrap_);
+  return wraps;
 }
 
 void UnitHandle::set_forward_prefetch(const std::vector<UnitHandle>& units) const {
-  hook().set_forward_prefetch(hooks_of(units));
+  wrap().set_forward_prefetch(wraps_of(units));
 }
 
 void UnitHandle::set_backward_prefetch(const std::vector<UnitHandle>& units) const {
-  hook().set_backward_prefetch(hooks_of(units));
+  wrap().set_backward_prefetch(wraps_of(units));
 }
 
 namespace {
 
 // The unit that communications of the user's own are for; null if there is none.
-Unit* sharded_unit(const FullyShardHook& hook, std::string_view call) {
+Unit* sharded_unit(const Wrap& wrap, std::string_view call) {
   const auto is_sharded = [](const auto& unit) { return !unit->is_replicated; };
-  check(std::ranges::count_if(hook.units, is_sharded) <= 1,
+  check(std::ranges::count_if(wrap.units, is_sharded) <= 1,
         "{}: the parameters of unit \"{}\" lie on several meshes, and one communication cannot serve them; call "
         "fully_shard on the modules of each mesh apart",
-        call, hook.name());
-  const auto found = std::ranges::find_if(hook.units, is_sharded);
-  return found == hook.units.end() ? nullptr : found->get();
+        call, wrap.name());
+  const auto found = std::ranges::find_if(wrap.units, is_sharded);
+  return found == wrap.units.end() ? nullptr : found->get();
 }
 
 }  // namespace
 
 void UnitHandle::set_custom_gather(std::shared_ptr<UnitGather> gather) const {
-  if (Unit* unit = sharded_unit(hook(), "set_custom_gather")) unit->buffers.set_gather(std::move(gather));
+  if (Unit* unit = sharded_unit(wrap(), "set_custom_gather")) unit->buffers.set_gather(std::move(gather));
 }
 
 void UnitHandle::set_gather_transform(GatherTransform transform) const {
-  Unit* const unit = sharded_unit(hook(), "set_gather_transform");
+  Unit* const unit = sharded_unit(wrap(), "set_gather_transform");
   if (!unit) return;
   unit->buffers.set_gather(std::make_shared<TransformedGather>(std::move(transform), unit->buffers.layout()));
 }
 
 void UnitHandle::set_custom_reduce(UnitReduce reduce) const {
-  if (Unit* unit = sharded_unit(hook(), "set_custom_reduce")) unit->set_reduce(std::move(reduce));
+  if (Unit* unit = sharded_unit(wrap(), "set_custom_reduce")) unit->set_reduce(std::move(reduce));
 }
 
 void UnitHandle::set_all_reduce_hook(AllReduceHook all_reduce_hook) const {
-  sharded_unit(hook(), "set_all_reduce_hook");
-  for (const auto& unit : hook().units) unit->set_all_reduce_hook(all_reduce_hook);
+  sharded_unit(wrap(), "set_all_reduce_hook");
+  for (const auto& unit : wrap().units) unit->set_all_reduce_hook(all_reduce_hook);
 }
 
 }  // namespace sherd::nn

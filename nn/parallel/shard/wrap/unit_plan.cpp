@@ -5,7 +5,7 @@
 
 #include "nn/module_list.h"
 #include "nn/parallel/shard/unit/unit_slices.h"
-#include "nn/parallel/shard/wrap/fully_shard_hook.h"
+#include "nn/parallel/shard/wrap/wrap.h"
 #include "runtime/op/copy/offload_budget.h"
 #include "runtime/op/unit/buffer_views.h"
 
@@ -46,8 +46,8 @@ const std::string* UnitPlans::owner_above(const Module& module, const Parameter&
   const ShardKeeper* const keeper = parameter.shard_keeper();
   const auto taker = takers_.find(&parameter);
   for (const Module* above = module.parent(); above; above = above->parent()) {
-    const FullyShardHook* const hook = keeper ? hook_of(*above) : nullptr;
-    if (hook && hook->owns(*keeper)) return &hook->name();
+    const Wrap* const wrap = keeper ? wrap_of(*above) : nullptr;
+    if (wrap && wrap->owns(*keeper)) return &wrap->name();
     if (taker == takers_.end()) continue;
     if (const PlannedCall& call = calls_[taker->second]; is_one_of(call.modules, *above)) return &call.name;
   }
@@ -161,9 +161,9 @@ std::vector<UnitHandle> UnitPlans::wrap() {
   std::vector<UnitHandle> handles;
   for (PlannedCall& call : calls_) {
     const std::vector<Module*> modules = call.modules;
-    const auto hook = std::make_shared<FullyShardHook>(std::move(call));
-    for (Module* module : modules) module->add_hook(hook);
-    handles.emplace_back(hook);
+    const auto wrap = std::make_shared<Wrap>(std::move(call));
+    for (Module* module : modules) module->add_hook(wrap);
+    handles.emplace_back(wrap);
   }
   calls_.clear();
   takers_.clear();

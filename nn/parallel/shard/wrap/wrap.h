@@ -28,18 +28,18 @@ struct PlannedCall;
 
 // All wrapped modules below one root share this.
 struct ShardTree {
-  std::vector<FullyShardHook*> hooks;  // by UnitId: in module order, then who joined later; null once destroyed
+  std::vector<Wrap*> wraps;  // by UnitId: in module order, then who joined later; null once destroyed
   UnitSchedule schedule;
   std::shared_ptr<Unit::BackwardEnd> end =
       std::make_shared<Unit::BackwardEnd>([this] { end_backward(is_last); }, [this] { agree(); });
-  int depth = 0;                                    // of wrapped forwards that run
-  bool is_last = true;                              // the next backward, of those that belong together
-  int num_gathering = 0;                            // hooks whose gathers communicate
-  bool is_whole = true;                             // no module was wrapped below the root since it was linked
-  std::vector<std::weak_ptr<FullyShardHook>> late;  // those that were without values then
-  std::vector<std::weak_ptr<FullyShardHook>> news;  // whose units have not been compared with other ranks'
+  int depth = 0;                          // of wrapped forwards that run
+  bool is_last = true;                    // the next backward, of those that belong together
+  int num_gathering = 0;                  // wraps whose gathers communicate
+  bool is_whole = true;                   // no module was wrapped below the root since it was linked
+  std::vector<std::weak_ptr<Wrap>> late;  // those that were without values then
+  std::vector<std::weak_ptr<Wrap>> news;  // whose units have not been compared with other ranks'
 
-  void add(FullyShardHook& hook);
+  void add(Wrap& wrap);
   /// Whether a forward communicates: parameters are sharded over ranks.
   bool gathers() const { return num_gathering > 0; }
   /// Compares units that are new with other ranks' (unit_agreement.h). Before any of them communicates.
@@ -53,13 +53,13 @@ struct ShardTree {
   void abandon(std::string_view reason) noexcept;
 };
 
-class FullyShardHook final : public ModuleHook, public std::enable_shared_from_this<FullyShardHook> {
+class Wrap final : public ModuleHook, public std::enable_shared_from_this<Wrap> {
  public:
   /// Makes its units; its modules have it as a hook after that.
-  explicit FullyShardHook(PlannedCall call);
-  ~FullyShardHook() override {
+  explicit Wrap(PlannedCall call);
+  ~Wrap() override {
     if (!tree_) return;
-    tree_->hooks[static_cast<std::size_t>(id_)] = nullptr;
+    tree_->wraps[static_cast<std::size_t>(id_)] = nullptr;
     tree_->num_gathering -= gathers() ? 1 : 0;
   }
 
@@ -86,16 +86,16 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
     knobs.set<&GatherKnobs::is_last>(value);
     if (tree_) tree_->is_last = value;
   }
-  void set_forward_prefetch(std::vector<std::weak_ptr<FullyShardHook>> list);
-  void set_backward_prefetch(std::vector<std::weak_ptr<FullyShardHook>> list);
+  void set_forward_prefetch(std::vector<std::weak_ptr<Wrap>> list);
+  void set_backward_prefetch(std::vector<std::weak_ptr<Wrap>> list);
   bool is_root() const { return is_root_; }
   const std::shared_ptr<ShardTree>& tree() const { return tree_; }
   /// Error naming the module if no parameters are its own.
   const std::vector<std::unique_ptr<Unit>>& own_units() const;
   bool owns(const ShardKeeper& keeper) const { return unit_of(keeper) != nullptr; }
   Unit* unit_of(const ShardKeeper& keeper) const;
-  /// Gathers a unit of another hook, too, while its own modules compute: they share a parameter.
-  void borrow(FullyShardHook& owner, Unit& unit);
+  /// Gathers a unit of another wrap, too, while its own modules compute: they share a parameter.
+  void borrow(Wrap& owner, Unit& unit);
   void begin_round();
   /// Reshards as configured what no other call uses.
   void close_round();
@@ -116,13 +116,13 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
 
   /// One for all parameters of the call, but those on other meshes and those that stay replicated.
   std::vector<std::unique_ptr<Unit>> units;
-  HostState<GatherKnobs> knobs{[](const void* hook) { return static_cast<const FullyShardHook*>(hook)->name_; }, this};
+  HostState<GatherKnobs> knobs{[](const void* wrap) { return static_cast<const Wrap*>(wrap)->name_; }, this};
 
  private:
   friend struct ShardTree;
   /// A forward call, as its outputs remember it.
   struct ForwardCall {
-    std::weak_ptr<FullyShardHook> hook;
+    std::weak_ptr<Wrap> wrap;
     UnitSchedule::Call call;
     std::uint64_t begun;               // nodes of its own have larger numbers
     std::optional<DeviceMesh> mesh{};  // of the root: there for backward, whatever has become of the model
@@ -134,12 +134,12 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
     const Module* module;
     std::uint64_t begun;  // nodes of its own have larger numbers
   };
-  /// A unit with a parameter that modules of this hook use too.
+  /// A unit with a parameter that modules of this wrap use too.
   struct Borrowed {
-    std::weak_ptr<FullyShardHook> owner;  // has the unit
+    std::weak_ptr<Wrap> owner;  // has the unit
     Unit* unit;
   };
-  /// Its own units and those it borrows, each with the hook that has it.
+  /// Its own units and those it borrows, each with the wrap that has it.
   void each_unit(const auto& visit) const;
   bool borrows(const Unit& unit) const;
   void note_reshards(bool on);
@@ -159,7 +159,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   void hook_outputs(UnitSchedule::Call call, std::uint64_t begun,
                     const std::function<void(const TensorVisitor&)>& visit_outputs);
   void before_backward(ForwardCall& call);
-  void prefetch(const std::vector<std::weak_ptr<FullyShardHook>>& listed, UnitId expected) const;
+  void prefetch(const std::vector<std::weak_ptr<Wrap>>& listed, UnitId expected) const;
 
   std::string name_, strategy_;
   std::vector<Module*> modules_;  // their addresses only: they may be gone
@@ -169,7 +169,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   UnitId id_ = kNoUnit;
   std::vector<Borrowed> borrowed_;
   // Replace the recorded order where they are not empty.
-  std::vector<std::weak_ptr<FullyShardHook>> forward_prefetch_, backward_prefetch_;
+  std::vector<std::weak_ptr<Wrap>> forward_prefetch_, backward_prefetch_;
   UnitSchedule::Call forward_call_;  // the last that began
   std::vector<Running> running_;     // the innermost last
   std::vector<Module*> awaited_;     // of the list: those that have not run since the first did
@@ -178,11 +178,11 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   bool is_agreed_ = false;  // before it was in a tree
 };
 
-/// The hook of a wrapped module, or null.
-FullyShardHook* hook_of(const Module& module);
+/// The wrap of a wrapped module, or null.
+Wrap* wrap_of(const Module& module);
 /// Error unless the module is wrapped.
-FullyShardHook& wrapped(Module& module);
-/// The hooks of the subtree in module order, each once: several modules may be one unit.
-std::vector<FullyShardHook*> hooks_below(Module& root);
+Wrap& wrapped(Module& module);
+/// The wraps of the subtree in module order, each once: several modules may be one unit.
+std::vector<Wrap*> wraps_below(Module& root);
 
 }  // namespace sherd::nn

@@ -1,4 +1,4 @@
-#include "nn/parallel/shard/wrap/fully_shard_hook.h"
+#include "nn/parallel/shard/wrap/wrap.h"
 
 #include <iterator>
 
@@ -9,55 +9,55 @@
 
 namespace sherd::nn {
 
-void ShardTree::add(FullyShardHook& hook) {
-  hook.id_ = static_cast<UnitId>(hooks.size());
-  hooks.push_back(&hook);
-  news.push_back(hook.weak_from_this());
-  num_gathering += hook.gathers() ? 1 : 0;
-  for (const auto& unit : hook.units) unit->set_end(end);
+void ShardTree::add(Wrap& wrap) {
+  wrap.id_ = static_cast<UnitId>(wraps.size());
+  wraps.push_back(&wrap);
+  news.push_back(wrap.weak_from_this());
+  num_gathering += wrap.gathers() ? 1 : 0;
+  for (const auto& unit : wrap.units) unit->set_end(end);
 }
 
 void ShardTree::agree() {
   if (news.empty()) return;
-  std::vector<FullyShardHook*> compared;
+  std::vector<Wrap*> compared;
   for (const auto& weak : news)
-    if (const auto hook = weak.lock()) compared.push_back(hook.get());
+    if (const auto wrap = weak.lock()) compared.push_back(wrap.get());
   agree_on_units(compared);
   news.clear();
 }
 
 // Whether there are modules that may join.
 bool ShardTree::has_news() const {
-  return !is_whole || std::ranges::any_of(late, [](const std::weak_ptr<FullyShardHook>& weak) {
-    const auto hook = weak.lock();
-    return hook && !hook->tree_ && hook->has_values();
+  return !is_whole || std::ranges::any_of(late, [](const std::weak_ptr<Wrap>& weak) {
+    const auto wrap = weak.lock();
+    return wrap && !wrap->tree_ && wrap->has_values();
   });
 }
 
 void ShardTree::compare_again() {
   news.clear();
-  for (FullyShardHook* hook : hooks)
-    if (hook) news.push_back(hook->weak_from_this());
+  for (Wrap* wrap : wraps)
+    if (wrap) news.push_back(wrap->weak_from_this());
 }
 
 void ShardTree::drop_unused() const {
-  for (FullyShardHook* hook : hooks) {
-    if (!hook) continue;
-    for (const auto& unit : hook->units) unit->buffers.drop_unused();
+  for (Wrap* wrap : wraps) {
+    if (!wrap) continue;
+    for (const auto& unit : wrap->units) unit->buffers.drop_unused();
   }
 }
 
 void ShardTree::close_rounds() const {
-  for (FullyShardHook* hook : hooks)
-    if (hook && !hook->awaited_.empty()) hook->close_round();
+  for (Wrap* wrap : wraps)
+    if (wrap && !wrap->awaited_.empty()) wrap->close_round();
 }
 
 void ShardTree::end_backward(bool is_last_of_all) {
   if (is_last_of_all) schedule.end_backward();
-  for (auto hook = hooks.rbegin(); hook != hooks.rend(); ++hook) {
-    if (!*hook) continue;
-    (*hook)->leave_round();
-    for (const auto& unit : (*hook)->units) unit->finish_backward();
+  for (auto wrap = wraps.rbegin(); wrap != wraps.rend(); ++wrap) {
+    if (!*wrap) continue;
+    (*wrap)->leave_round();
+    for (const auto& unit : (*wrap)->units) unit->finish_backward();
   }
   if (is_last_of_all) drop_unused();  // gathered for a backward that did not come
 }
@@ -65,46 +65,46 @@ void ShardTree::end_backward(bool is_last_of_all) {
 void ShardTree::abandon(std::string_view reason) noexcept {
   schedule.end_forward();
   schedule.end_backward();
-  for (FullyShardHook* hook : hooks) {
-    if (!hook) continue;
-    hook->leave_round();
-    for (const auto& unit : hook->units) unit->abandon(reason);
+  for (Wrap* wrap : wraps) {
+    if (!wrap) continue;
+    wrap->leave_round();
+    for (const auto& unit : wrap->units) unit->abandon(reason);
   }
 }
 
-FullyShardHook* hook_of(const Module& module) {
+Wrap* wrap_of(const Module& module) {
   for (const auto& hook : module.hooks())
-    if (auto* h = dynamic_cast<FullyShardHook*>(hook.get())) return h;
+    if (auto* wrap = dynamic_cast<Wrap*>(hook.get())) return wrap;
   return nullptr;
 }
 
-FullyShardHook& wrapped(Module& module) {
-  FullyShardHook* hook = hook_of(module);
-  if (!hook)
+Wrap& wrapped(Module& module) {
+  Wrap* wrap = wrap_of(module);
+  if (!wrap)
     fail("module \"{}\" is not wrapped by fully_shard; call fully_shard() or shard_units() on it first",
          module.label());
-  return *hook;
+  return *wrap;
 }
 
-std::vector<FullyShardHook*> hooks_below(Module& root) {
-  std::vector<FullyShardHook*> hooks;
+std::vector<Wrap*> wraps_below(Module& root) {
+  std::vector<Wrap*> wraps;
   root.for_each_module([&](Module& m) {
-    FullyShardHook* hook = hook_of(m);
-    if (hook && std::find(hooks.begin(), hooks.end(), hook) == hooks.end()) hooks.push_back(hook);
+    Wrap* wrap = wrap_of(m);
+    if (wrap && std::find(wraps.begin(), wraps.end(), wrap) == wraps.end()) wraps.push_back(wrap);
   });
-  return hooks;
+  return wraps;
 }
 
 namespace {
 
 // A tied parameter is gathered wherever it is used: by the unit that has it, and while modules of another one compute
 // that use it, for them.
-void link_tied(Module& module, FullyShardHook* user, const std::vector<FullyShardHook*>& tree) {
-  if (FullyShardHook* hook = hook_of(module)) user = hook;
+void link_tied(Module& module, Wrap* user, const std::vector<Wrap*>& tree) {
+  if (Wrap* wrap = wrap_of(module)) user = wrap;
   for (const Module::NamedParameter& p : module.own_parameters()) {
     const ShardKeeper* const keeper = p.parameter->shard_keeper();
     if (!keeper || (user && user->owns(*keeper))) continue;
-    const auto owner = std::ranges::find_if(tree, [&](FullyShardHook* hook) { return hook && hook->owns(*keeper); });
+    const auto owner = std::ranges::find_if(tree, [&](Wrap* wrap) { return wrap && wrap->owns(*keeper); });
     check(
         user && owner != tree.end(),
         "parameter \"{}\" is used by module \"{}\", and its fully_shard unit belongs to no module of this model: tied "
@@ -129,7 +129,7 @@ void check_materialized(Module& module) {
 // The tree of the nearest wrapped module above that is in one; else null.
 std::shared_ptr<ShardTree> tree_above(const Module& module) {
   for (const Module* above = module.parent(); above; above = above->parent())
-    if (const FullyShardHook* hook = hook_of(*above); hook && hook->tree()) return hook->tree();
+    if (const Wrap* wrap = wrap_of(*above); wrap && wrap->tree()) return wrap->tree();
   return nullptr;
 }
 
@@ -137,13 +137,13 @@ std::shared_ptr<ShardTree> tree_above(const Module& module) {
 Module& top_in(Module& module, const std::shared_ptr<ShardTree>& tree) {
   Module* top = &module;
   for (Module* above = module.parent(); above; above = above->parent())
-    if (const FullyShardHook* hook = hook_of(*above); hook && hook->tree() == tree) top = above;
+    if (const Wrap* wrap = wrap_of(*above); wrap && wrap->tree() == tree) top = above;
   return *top;
 }
 
 }  // namespace
 
-FullyShardHook::FullyShardHook(PlannedCall call)
+Wrap::Wrap(PlannedCall call)
     : name_(std::move(call.name)),
       strategy_(strategy_of(call)),
       modules_(std::move(call.modules)),
@@ -159,7 +159,7 @@ FullyShardHook::FullyShardHook(PlannedCall call)
     if (const std::shared_ptr<ShardTree> above = tree_above(*module)) above->is_whole = false;
 }
 
-void FullyShardHook::set_reshard_after_forward(ReshardAfterForward value) {
+void Wrap::set_reshard_after_forward(ReshardAfterForward value) {
   const bool reshards = value.resolve(mesh_.num_shards());
   std::vector<std::optional<DeviceMesh>> splits;
   for (const auto& unit : units) splits.push_back(split_of(unit->data, unit->is_replicated, value));
@@ -168,13 +168,13 @@ void FullyShardHook::set_reshard_after_forward(ReshardAfterForward value) {
   note_slices();
 }
 
-void FullyShardHook::note_reshards(bool on) {
+void Wrap::note_reshards(bool on) {
   knobs.set<&GatherKnobs::is_told>(true);
   knobs.set<&GatherKnobs::reshards>(on);
 }
 
 // By the names of their groups: recorded rows meet in those.
-void FullyShardHook::note_slices() {
+void Wrap::note_slices() {
   std::string text;
   for (const auto& unit : units)
     if (const DeviceMesh* split = unit->buffers.split())
@@ -183,73 +183,73 @@ void FullyShardHook::note_slices() {
   knobs.set<&GatherKnobs::slices>(text);
 }
 
-void FullyShardHook::set_forward_prefetch(std::vector<std::weak_ptr<FullyShardHook>> list) {
+void Wrap::set_forward_prefetch(std::vector<std::weak_ptr<Wrap>> list) {
   forward_prefetch_ = std::move(list);
   knobs.set<&GatherKnobs::forward_prefetch>(knobs.all().forward_prefetch.next());
 }
 
-void FullyShardHook::set_backward_prefetch(std::vector<std::weak_ptr<FullyShardHook>> list) {
+void Wrap::set_backward_prefetch(std::vector<std::weak_ptr<Wrap>> list) {
   backward_prefetch_ = std::move(list);
   knobs.set<&GatherKnobs::backward_prefetch>(knobs.all().backward_prefetch.next());
 }
 
-void FullyShardHook::before_cast(Module&, DType dtype) {
+void Wrap::before_cast(Module&, DType dtype) {
   check(!tree_, "module \"{}\" ran already, and its dtype changes before the first forward only", name_);
   for (const auto& unit : units) unit->cast_to(dtype);
 }
 
-const std::vector<std::unique_ptr<Unit>>& FullyShardHook::own_units() const {
+const std::vector<std::unique_ptr<Unit>>& Wrap::own_units() const {
   check(!units.empty(), "module \"{}\" has no parameters of its own: inner calls of fully_shard own them", name_);
   return units;
 }
 
-Unit* FullyShardHook::unit_of(const ShardKeeper& keeper) const {
+Unit* Wrap::unit_of(const ShardKeeper& keeper) const {
   for (const auto& unit : units)
     if (&unit->buffers == &keeper) return unit.get();
   return nullptr;
 }
 
-void FullyShardHook::borrow(FullyShardHook& owner, Unit& unit) {
+void Wrap::borrow(Wrap& owner, Unit& unit) {
   std::erase_if(borrowed_, [](const Borrowed& borrowed) { return borrowed.owner.expired(); });
   if (borrows(unit)) return;
   borrowed_.push_back({owner.weak_from_this(), &unit});
   if (!awaited_.empty()) ++unit.users;  // leave_round() will count it
 }
 
-bool FullyShardHook::borrows(const Unit& unit) const {
+bool Wrap::borrows(const Unit& unit) const {
   return std::ranges::any_of(
       borrowed_, [&](const Borrowed& borrowed) { return borrowed.unit == &unit && !borrowed.owner.expired(); });
 }
 
-void FullyShardHook::each_unit(const auto& visit) const {
+void Wrap::each_unit(const auto& visit) const {
   for (const auto& unit : units) visit(*unit, *this);
   for (const Borrowed& borrowed : borrowed_)
     if (const auto owner = borrowed.owner.lock()) visit(*borrowed.unit, *owner);
 }
 
-bool FullyShardHook::gathers() const {
+bool Wrap::gathers() const {
   return std::ranges::any_of(units, [](const auto& unit) { return unit->buffers.gathers(); });
 }
 
-bool FullyShardHook::is_agreed() const {
+bool Wrap::is_agreed() const {
   return tree_ ? std::ranges::none_of(tree_->news, [&](const auto& weak) { return weak.lock().get() == this; })
                : is_agreed_;
 }
 
-void FullyShardHook::agree() {
+void Wrap::agree() {
   if (tree_ ? tree_->news.empty() : is_agreed_) return;
   if (tree_ ? !tree_->gathers() : !gathers()) return;
   if (tree_) return tree_->agree();
-  FullyShardHook* const alone[] = {this};
+  Wrap* const alone[] = {this};
   agree_on_units(alone);
   is_agreed_ = true;
 }
 
-bool FullyShardHook::has_values() const {
+bool Wrap::has_values() const {
   return std::ranges::none_of(units, [](const auto& unit) { return unit->buffers.is_meta(); });
 }
 
-std::vector<int> FullyShardHook::order_in_forward() const {
+std::vector<int> Wrap::order_in_forward() const {
   std::vector<int> places;
   if (!tree_) return places;
   const std::vector<UnitId>& order = tree_->schedule.order();
@@ -258,67 +258,67 @@ std::vector<int> FullyShardHook::order_in_forward() const {
   return places;
 }
 
-void FullyShardHook::join_or_make_tree(Module& module) {
+void Wrap::join_or_make_tree(Module& module) {
   if (const std::shared_ptr<ShardTree> tree = tree_ ? tree_ : tree_above(module)) join(module, tree);
   else become_root(module);
 }
 
 // Modules that were wrapped after the root's first forward, in place of others perhaps, join its tree: this one, and
 // all that have values. They may share weights with older ones and with each other, so the whole tree is linked again.
-void FullyShardHook::join(Module& module, const std::shared_ptr<ShardTree>& tree) {
+void Wrap::join(Module& module, const std::shared_ptr<ShardTree>& tree) {
   if (!tree_) check_materialized(module);
   Module& top = top_in(module, tree);
-  const std::vector<FullyShardHook*> below = hooks_below(top);
-  std::vector<FullyShardHook*> all = tree->hooks;
-  std::ranges::copy_if(below, std::back_inserter(all), [](const FullyShardHook* hook) { return !hook->tree_; });
-  for (FullyShardHook* hook : all)
-    if (hook && hook->awaited_.empty()) hook->borrowed_.clear();  // modules may have been replaced
+  const std::vector<Wrap*> below = wraps_below(top);
+  std::vector<Wrap*> all = tree->wraps;
+  std::ranges::copy_if(below, std::back_inserter(all), [](const Wrap* wrap) { return !wrap->tree_; });
+  for (Wrap* wrap : all)
+    if (wrap && wrap->awaited_.empty()) wrap->borrowed_.clear();  // modules may have been replaced
   link_tied(top, nullptr, all);
   tree->is_whole = true;
   tree->late.clear();
-  for (FullyShardHook* hook : below) {
-    if (hook->tree_) continue;
-    if (hook != this && !hook->has_values()) {
-      tree->late.push_back(hook->weak_from_this());
+  for (Wrap* wrap : below) {
+    if (wrap->tree_) continue;
+    if (wrap != this && !wrap->has_values()) {
+      tree->late.push_back(wrap->weak_from_this());
       continue;
     }
-    tree->add(*hook);
-    hook->tree_ = tree;
+    tree->add(*wrap);
+    wrap->tree_ = tree;
   }
 }
 
-void FullyShardHook::become_root(Module& module) {
+void Wrap::become_root(Module& module) {
   check_materialized(module);
-  const std::vector<FullyShardHook*> found = hooks_below(module);
-  for (const FullyShardHook* hook : found)
-    if (hook->tree_)
+  const std::vector<Wrap*> found = wraps_below(module);
+  for (const Wrap* wrap : found)
+    if (wrap->tree_)
       fail(
           "fully_shard: module \"{}\" ran by itself before \"{}\", so it is a root of its own; run the whole model "
           "first",
-          hook->name_, module.label());
+          wrap->name_, module.label());
   link_tied(module, nullptr, found);
   const auto tree = std::make_shared<ShardTree>();
-  for (FullyShardHook* hook : found) {
-    tree->add(*hook);
-    hook->tree_ = tree;
+  for (Wrap* wrap : found) {
+    tree->add(*wrap);
+    wrap->tree_ = tree;
   }
   is_root_ = true;
   tree->is_last = knobs.all().is_last;
 }
 
 // Without a tree nobody else tells the peers, who are on their way into the first gather.
-void FullyShardHook::join_or_tell(Module& module) {
+void Wrap::join_or_tell(Module& module) {
   try {
     join_or_make_tree(module);
   } catch (...) {
     const std::string reason = current_exception_text();
-    for (FullyShardHook* hook : hooks_below(module))
-      if (hook->root_group().size() > 1) hook->root_group().abort(reason);
+    for (Wrap* wrap : wraps_below(module))
+      if (wrap->root_group().size() > 1) wrap->root_group().abort(reason);
     throw;
   }
 }
 
-void FullyShardHook::before_forward(Module& module) {
+void Wrap::before_forward(Module& module) {
   const bool joins = !tree_ || (tree_->depth == 0 && tree_->has_news());
   if (joins) join_or_tell(module);
   const bool begins = awaited_.empty();
@@ -335,14 +335,14 @@ void FullyShardHook::before_forward(Module& module) {
   if (begins) begin_round();
 }
 
-void FullyShardHook::enter_forward(bool begins) {
+void Wrap::enter_forward(bool begins) {
   knobs.read_all();
   if (begins && is_root_ && !in_backward()) {
     tree_->schedule.begin_forward();
     tree_->close_rounds();  // of modules that were called by themselves
-    for (FullyShardHook* hook : tree_->hooks) {
-      if (!hook) continue;
-      for (const auto& unit : hook->units) unit->discard_pending();  // left by a backward that failed
+    for (Wrap* wrap : tree_->wraps) {
+      if (!wrap) continue;
+      for (const auto& unit : wrap->units) unit->discard_pending();  // left by a backward that failed
     }
   }
   unshard();
@@ -350,26 +350,26 @@ void FullyShardHook::enter_forward(bool begins) {
   if (begins) prefetch(forward_prefetch_, uses_none() ? kNoUnit : tree_->schedule.enter(id_));
 }
 
-void FullyShardHook::unshard() const {
-  each_unit([](Unit& unit, const FullyShardHook&) { unit.buffers.unshard(); });
+void Wrap::unshard() const {
+  each_unit([](Unit& unit, const Wrap&) { unit.buffers.unshard(); });
 }
 
-void FullyShardHook::begin_round() {
+void Wrap::begin_round() {
   awaited_ = modules_;
-  each_unit([](Unit& unit, const FullyShardHook&) { ++unit.users; });
+  each_unit([](Unit& unit, const Wrap&) { ++unit.users; });
 }
 
-void FullyShardHook::leave_round() {
+void Wrap::leave_round() {
   if (awaited_.empty()) return;
   awaited_.clear();
-  each_unit([](Unit& unit, const FullyShardHook&) { --unit.users; });
+  each_unit([](Unit& unit, const Wrap&) { --unit.users; });
 }
 
 // Without grad mode there is no backward that would reshard later.
-void FullyShardHook::close_round() {
+void Wrap::close_round() {
   leave_round();
   const bool has_backward = RankContext::current().grad_enabled;
-  each_unit([has_backward](Unit& unit, const FullyShardHook& owner) {
+  each_unit([has_backward](Unit& unit, const Wrap& owner) {
     if (unit.users > 0) return;
     if (!has_backward) unit.buffers.reshard();
     else if (owner.reshards()) unit.buffers.reshard_after_forward();
@@ -377,18 +377,18 @@ void FullyShardHook::close_round() {
 }
 
 // Submitted before the module computes, so that it runs beside it.
-void FullyShardHook::prefetch(const std::vector<std::weak_ptr<FullyShardHook>>& listed, UnitId expected) const {
-  const auto start = [](FullyShardHook& next) {
+void Wrap::prefetch(const std::vector<std::weak_ptr<Wrap>>& listed, UnitId expected) const {
+  const auto start = [](Wrap& next) {
     next.agree();  // one of another tree may not have communicated yet
-    next.each_unit([](Unit& unit, const FullyShardHook&) { unit.buffers.prefetch(); });
+    next.each_unit([](Unit& unit, const Wrap&) { unit.buffers.prefetch(); });
   };
   for (const auto& weak : listed)
     if (const auto next = weak.lock()) start(*next);
   if (!listed.empty() || !prefetches_ || expected == kNoUnit) return;
-  if (FullyShardHook* next = tree_->hooks[static_cast<std::size_t>(expected)]) start(*next);
+  if (Wrap* next = tree_->wraps[static_cast<std::size_t>(expected)]) start(*next);
 }
 
-void FullyShardHook::after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) {
+void Wrap::after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) {
   --tree_->depth;
   const std::uint64_t begun = running_.back().begun;
   running_.pop_back();
@@ -401,7 +401,7 @@ void FullyShardHook::after_forward(Module& module, const std::function<void(cons
   }
 }
 
-UnitSchedule::Call FullyShardHook::leave_forward(Module& module) {
+UnitSchedule::Call Wrap::leave_forward(Module& module) {
   if (is_running(module)) return {};  // it called itself
   const bool is_done = awaited_.size() == 1 ? awaited_[0] == &module : awaited_.empty();
   if (!is_done) {
@@ -419,19 +419,19 @@ UnitSchedule::Call FullyShardHook::leave_forward(Module& module) {
 }
 
 // Tells when the backward of a call begins. Gathers are rows: replay issues them without the hook.
-struct FullyShardHook::OutputHook final : TensorHook {
+struct Wrap::OutputHook final : TensorHook {
   OutputHook(int output, std::shared_ptr<ForwardCall> of)
       : TensorHook(output, {.capturable = true}), call(std::move(of)) {}
   Tensor run(const Tensor&) override {
-    if (const auto hook = call->hook.lock()) hook->before_backward(*call);
+    if (const auto wrap = call->wrap.lock()) wrap->before_backward(*call);
     return {};
   }
   const std::shared_ptr<ForwardCall> call;
 };
 
 // Hooks the outputs that this call has made: one that was an input too is reached when the call's backward is over.
-void FullyShardHook::hook_outputs(UnitSchedule::Call call, std::uint64_t begun,
-                                  const std::function<void(const TensorVisitor&)>& visit_outputs) {
+void Wrap::hook_outputs(UnitSchedule::Call call, std::uint64_t begun,
+                        const std::function<void(const TensorVisitor&)>& visit_outputs) {
   const auto shared = std::make_shared<ForwardCall>(ForwardCall{weak_from_this(), call, begun});
   if (is_root_) shared->mesh = mesh_.mesh();
   visit_outputs([&shared](const Tensor& t) {
@@ -442,25 +442,25 @@ void FullyShardHook::hook_outputs(UnitSchedule::Call call, std::uint64_t begun,
 
 // An exception that leaves the outermost forward ends the step, for all ranks. One that leaves an inner forward may be
 // handled by the model.
-void FullyShardHook::abandon_forward(Module& module, std::string_view reason) noexcept {
+void Wrap::abandon_forward(Module& module, std::string_view reason) noexcept {
   if (!tree_) return;
   running_.pop_back();
   if (--tree_->depth == 0) return tree_->abandon(reason);
   if (is_running(module)) return;  // it called itself
   leave_round();
-  each_unit([](Unit& unit, const FullyShardHook&) {
+  each_unit([](Unit& unit, const Wrap&) {
     if (unit.users == 0) unit.buffers.reshard();
   });
 }
 
-void FullyShardHook::before_backward(ForwardCall& call) {
+void Wrap::before_backward(ForwardCall& call) {
   tree_->end->expect();
   if (std::exchange(call.pass, backward_pass()) == backward_pass()) return;  // another output was reached before
   knobs.read_all();
   const UnitSchedule::Backward plan = tree_->schedule.begin_backward(id_, call.call);
   for (const UnitId over : plan.over)
-    if (const FullyShardHook* hook = tree_->hooks[static_cast<std::size_t>(over)])
-      for (const auto& unit : hook->units)
+    if (const Wrap* wrap = tree_->wraps[static_cast<std::size_t>(over)])
+      for (const auto& unit : wrap->units)
         if (!borrows(*unit)) unit->leave_backward();  // else this call is its next user
   unshard();
   prefetch(backward_prefetch_, plan.next);
