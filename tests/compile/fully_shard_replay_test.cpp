@@ -35,7 +35,7 @@ struct Training {
   Group group;
   int micro_batches = 1;
 
-  Training(Group g, bool sharded, const nn::FullyShardOptions& options = {}, const nn::FullyShardOptions& root = {})
+  Training(Group g, bool sharded, const nn::UnitPolicy& options = {}, const nn::UnitPolicy& root = {})
       : group(std::move(g)) {
     if (sharded) shard(net, DeviceMesh(group), options, root);
     net.materialize(nn::Seed{5});
@@ -68,7 +68,7 @@ class FullyShardReplay : public ::testing::TestWithParam<int> {};
 TEST_P(FullyShardReplay, MixedPrecisionIsBitwiseEager) {
   run_ranks(GetParam(), [](const Group& group) {
     for (const std::optional<DType> reduce : {std::optional<DType>(DType::bf16), std::optional<DType>()}) {
-      const nn::FullyShardOptions options{
+      const nn::UnitPolicy options{
           .mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = reduce, .output_dtype = DType::f32}};
       Training eager(group, true, options), captured(group, true, options);
       expect_equal_runs(eager, captured, group);
@@ -86,7 +86,7 @@ TEST_P(FullyShardReplay, PlainModelIsBitwiseEager) {
 TEST_P(FullyShardReplay, ShardedModelIsBitwiseEager) {
   for (const bool reshard : {true, false})
     run_ranks(GetParam(), [&](const Group& group) {
-      const nn::FullyShardOptions options{.reshard_after_forward = nn::ReshardAfterForward(reshard)};
+      const nn::UnitPolicy options{.reshard_after_forward = nn::ReshardAfterForward(reshard)};
       Training eager(group, true, options), captured(group, true, options);
       expect_equal_runs(eager, captured, group);
       for (const nn::UnitHandle& g : nn::units(captured.net)) EXPECT_EQ(g.late_gathers(), 0) << g.name();
@@ -106,8 +106,8 @@ TEST_P(FullyShardReplay, UnitsLeftGatheredBeforeTheStepAreBitwiseEager) {
   run_ranks(GetParam(), [](const Group& group) {
     for (const std::optional<DType> dtype : {std::optional<DType>(), std::optional<DType>(DType::bf16)})
       for (const std::set<int>& gathered_before : {std::set<int>{2, 5, 6}, std::set<int>{1, 4}}) {
-        const nn::FullyShardOptions options{.mp_policy = {.param_dtype = dtype}};
-        const nn::FullyShardOptions root{.mp_policy = {.param_dtype = dtype, .output_dtype = DType::f32}};
+        const nn::UnitPolicy options{.mp_policy = {.param_dtype = dtype}};
+        const nn::UnitPolicy root{.mp_policy = {.param_dtype = dtype, .output_dtype = DType::f32}};
         Training eager(group, true, options, root), captured(group, true, options, root);
         auto step = compile_once([&](const Tensor& x, const Tensor& y) { return captured.step(x, y); });
         for (int i = 0; i < 10; ++i) {  // freezing costs two recordings: in the first the frozen one's count leaves

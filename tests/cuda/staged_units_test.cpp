@@ -28,7 +28,7 @@ using Group = std::shared_ptr<ProcessGroup>;
 const std::vector<std::int64_t> kSizes{6, 10, 7, 9, 5};
 
 struct Options {
-  nn::FullyShardOptions unit{};
+  nn::UnitPolicy unit{};
   int replicas = 1;
   bool clips = true;
 };
@@ -97,7 +97,7 @@ TEST_F(StagedUnits, F95_OffloadedShardsHaveTheBitsOfShardsOnTheDevice) {
       const Device there = cuda::device_of_rank(host->rank());
       const Group group = host->size() == 1 ? host : make_staged_group(host);
       const auto shards_of = [&](bool is_offloaded, bool casts, bool clips) {
-        nn::FullyShardOptions unit;
+        nn::UnitPolicy unit;
         if (casts) unit.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
         if (is_offloaded) unit.offload = nn::ShardOffload{.gradients = true, .bytes_in_flight = 4096};
         Net net(kSizes);

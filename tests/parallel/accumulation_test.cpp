@@ -29,7 +29,7 @@ constexpr Grid kAccumulationGrids[] = {{1, 1}, {1, 2}, {2, 2}, {1, 3}, {3, 1}, {
 struct Pair {
   const Group& group;
   Net net{kUneven}, reference{kUneven};
-  Pair(const Group& ranks, const DeviceMesh& mesh, const nn::FullyShardOptions& options = {}) : group(ranks) {
+  Pair(const Group& ranks, const DeviceMesh& mesh, const nn::UnitPolicy& options = {}) : group(ranks) {
     shard(net, mesh, options, options);
     net.materialize(nn::Seed{2});
     reference.materialize(nn::Seed{2});
@@ -318,7 +318,7 @@ TEST(FullyShard, F79_AStepBeforeTheReductionIsRefusedAndClearingDropsWhatWaits) 
   for (const int ranks : {1, 2})
     for (const bool is_bf16 : {false, true})
       run_ranks(ranks, [=](const Group& group) {
-        nn::FullyShardOptions options;
+        nn::UnitPolicy options;
         if (is_bf16) options.mp_policy = {.param_dtype = DType::bf16};
         Pair pair(group, DeviceMesh(group), options), other(group, DeviceMesh(group), options);
         nn::AdamW optimizer(pair.net.parameters(), {.lr = 0.01});
@@ -443,9 +443,9 @@ TEST(FullyShard, F52_F79_FreezingMovesNothingThatWaits) {
     for (const bool is_by_hand : {false, true})
       for (const int ranks : {1, 2})
         run_ranks(ranks, [=](const Group& group) {
-          nn::FullyShardOptions waiting;
+          nn::UnitPolicy waiting;
           if (is_bf16) waiting.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
-          nn::FullyShardOptions added = waiting;
+          nn::UnitPolicy added = waiting;
           added.gradients = nn::ShardedOver::shards;
           Deciding net, other;
           nn::fully_shard(net, DeviceMesh(group), waiting);
@@ -466,9 +466,9 @@ struct MicroBatches {
   Net net{kUneven};
   std::unique_ptr<nn::AdamW> optimizer;
   MicroBatches(const DeviceMesh& mesh, bool is_bf16) {
-    nn::FullyShardOptions blocks;
+    nn::UnitPolicy blocks;
     if (is_bf16) blocks.mp_policy = {.param_dtype = DType::bf16};
-    nn::FullyShardOptions root = blocks;
+    nn::UnitPolicy root = blocks;
     if (is_bf16) root.mp_policy.output_dtype = DType::f32;
     shard(net, mesh, blocks, root);
     net.materialize(nn::Seed{5});

@@ -58,7 +58,7 @@ TEST(FullyShard, F29_ChangingTheDtypeAfterWrappingTrainsToParity) {
 TEST(FullyShard, F29_ReplicatedIgnoredAndTensorParallelParametersFollow) {
   run_ranks(2, [](const Group& group) {
     Net net(kTwoBlocks);
-    const nn::FullyShardOptions options{.replicate_below_bytes = 64, .ignored = {&net.head.weight}};
+    const nn::UnitPolicy options{.replicate_below_bytes = 64, .ignored = {&net.head.weight}};
     shard(net, DeviceMesh(group), options, options);
     net.cast_to(DType::f64);
     net.materialize();
@@ -86,7 +86,7 @@ TEST(FullyShard, F29_ThePolicyStays) {
   for (const int ranks : {1, 2})
     run_ranks(ranks, [](const Group& group) {
       Net net(kTwoBlocks);
-      const nn::FullyShardOptions options{.mp_policy = {.param_dtype = DType::f32}};
+      const nn::UnitPolicy options{.mp_policy = {.param_dtype = DType::f32}};
       shard(net, DeviceMesh(group), options, options);
       net.materialize(nn::Seed{7});
       net.cast_to(DType::f64);

@@ -37,7 +37,7 @@ void expect_counts(const Group& group) {
   const DeviceMesh mesh(group);
   const auto run = [&](std::optional<bool> blocks, std::optional<bool> root, std::int64_t backward_gathers) {
     Net net(kThreeBlocks);
-    nn::FullyShardOptions block_options, root_options;
+    nn::UnitPolicy block_options, root_options;
     if (blocks) block_options.reshard_after_forward = nn::ReshardAfterForward(*blocks);
     if (root) root_options.reshard_after_forward = nn::ReshardAfterForward(*root);
     shard(net, mesh, block_options, root_options);
@@ -173,7 +173,7 @@ TEST(FullyShard, CommCounterAgreesWithTheGroupAndNamesModules) {
   for (const bool is_mixed : {false, true})
     run_ranks(3, [=](const Group& group) {
       Net net(kThreeBlocks);
-      nn::FullyShardOptions options;
+      nn::UnitPolicy options;
       if (is_mixed) options.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
       shard(net, DeviceMesh(group), options, options);
       net.materialize();

@@ -18,7 +18,7 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 using nn::DataAxes;
-using nn::FullyShardOptions;
+using nn::UnitPolicy;
 constexpr std::int64_t kRowsOf8Ranks = 24;  // of a batch: divide by 1, 2, 4 and 8 ranks
 
 DeviceMesh grid_of(const Group& group, int replicas, int dp, int cp) {
@@ -48,7 +48,7 @@ struct AxesCase {
 
 void expect_trained(const Group& group, const DeviceMesh& mesh, const AxesCase& c) {
   Net net(kUneven), reference(kUneven);
-  const FullyShardOptions options{.data_axes = c.axes};
+  const UnitPolicy options{.data_axes = c.axes};
   shard(net, mesh, options, options);
   net.materialize(nn::Seed{3});
   reference.materialize(nn::Seed{3});
@@ -85,7 +85,7 @@ TEST(FullyShard, F189_NamesBesideTensorParallelism) {
       ResidualNet net(5, 9), reference(5, 9);
       nn::parallelize(net, root["tp"], plan_of(true));
       const std::vector<std::string> data{"dp", "cp"};
-      const FullyShardOptions options{.data_axes = shards ? DataAxes{.shard = data} : DataAxes{.replicate = data}};
+      const UnitPolicy options{.data_axes = shards ? DataAxes{.shard = data} : DataAxes{.replicate = data}};
       shard(net, root, options, options);
       net.materialize(nn::Seed{3});
       reference.materialize(nn::Seed{3});
@@ -105,9 +105,9 @@ TEST(FullyShard, F189_WhatIsWholeOnAllRanksBesideAFurtherAxis) {
       const DeviceMesh root(group, {{"replicate", 2}, {"dp", 2}, {"cp", 1}, {"tp", 2}});
       ResidualNet net(5, 9), reference(5, 9);
       nn::parallelize(net, root["tp"], plan_of(true));
-      FullyShardOptions top = is_small ? FullyShardOptions() : nn::strategy("no_shard");
+      UnitPolicy top = is_small ? UnitPolicy() : nn::strategy("no_shard");
       top.data_axes = DataAxes{.shard = {"dp", "cp"}, .replicate = {"replicate"}};
-      FullyShardOptions blocks = top;
+      UnitPolicy blocks = top;
       if (is_small) blocks.replicate_below_bytes = 64;  // more than gains and biases have, fewer than other weights
       shard(net, root, blocks, top);
       net.materialize(nn::Seed{3});
@@ -136,7 +136,7 @@ TEST(FullyShard, F189_AllDataAxesAreJoinedOnlyWhereTheStrategyNeedsIt) {
   for (const Joined& c : cases)
     run_ranks(8, [&](const Group& group) {
       const DeviceMesh root(group, {{"replicate", 2}, {"dp", 2}, {"cp", 1}, {"tp", 2}});
-      FullyShardOptions options = nn::strategy(c.strategy);
+      UnitPolicy options = nn::strategy(c.strategy);
       options.replicate_below_bytes = c.replicate_below_bytes;
       options.data_axes = DataAxes{.shard = {"dp", "cp"}, .replicate = {"replicate"}};
       Net net(kUneven);
@@ -166,7 +166,7 @@ TEST(FullyShard, F189_AGroupThatIsMissingIsNamedByAxesOfTheWholeMesh) {
 struct Updated {
   Net net{kUneven};
   CommCounts over_replicas, over_shards;
-  Updated(const Group& group, const DeviceMesh& root, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  Updated(const Group& group, const DeviceMesh& root, const DeviceMesh& mesh, const UnitPolicy& options) {
     shard(net, mesh, options, options);
     net.materialize(nn::Seed{4});
     nn::AdamW optimizer(net.parameters(), {.lr = 0.05});
@@ -202,8 +202,8 @@ TEST(FullyShard, F189_NoneToShardIsNoShard) {
     const DeviceMesh root(group, {{"a", 2}, {"b", 2}});
     const DeviceMesh flat = root.flatten({"a", "b"});
     Net net(kUneven);
-    const FullyShardOptions options{.reshard_after_forward = nn::ReshardAfterForward(2),
-                                    .data_axes = DataAxes{.replicate = {"a", "b"}}};
+    const UnitPolicy options{.reshard_after_forward = nn::ReshardAfterForward(2),
+                             .data_axes = DataAxes{.replicate = {"a", "b"}}};
     shard(net, root, options, options);
     net.materialize(nn::Seed{4});
     const CommCounts before = settled_counts(flat.group());
@@ -230,7 +230,7 @@ TEST(FullyShard, F189_NamesThatDoNotFitAreRefused) {
             {"\"dp\" replicates", "not before \"replicate\"", "make the mesh"});
     refused({.shard = {"dp"}, .replicate = {"dp"}}, {"\"dp\" replicates", "name each once"});
     refused({.shard = {"cp", "dp"}}, {"in the order of the mesh", "\"dp\" comes too late"});
-    FullyShardOptions hybrid = nn::strategy("hybrid_shard");
+    UnitPolicy hybrid = nn::strategy("hybrid_shard");
     hybrid.data_axes = DataAxes{.replicate = {"dp"}};
     expect_error([&] { nn::fully_shard(net, mesh, hybrid); }, {"no axis to shard over", "hybrid", "no_shard"});
     EXPECT_FALSE(nn::is_fully_sharded(net));

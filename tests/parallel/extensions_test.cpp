@@ -214,7 +214,7 @@ TEST(FullyShard, F54_AHookSeesTheReducedShardOnceAndChangesIt) {
   for (const Grid& grid : {Grid{1, 1}, Grid{1, 2}, Grid{1, 3}, Grid{2, 2}, Grid{2, 1}})
     for (const bool is_bf16 : {false, true})
       run_ranks(grid.ranks(), [&](const Group& group) {
-        nn::FullyShardOptions options;
+        nn::UnitPolicy options;
         if (is_bf16) options.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
         Net net(kUneven), other(kUneven);
         for (Net* each : {&net, &other}) {
@@ -276,8 +276,8 @@ struct ExtendedTraining {
   Net net{kUneven};
   std::unique_ptr<nn::AdamW> optimizer;
   template <class Prepare>
-  ExtendedTraining(const DeviceMesh& mesh, const nn::FullyShardOptions& options, const Prepare& prepare) {
-    nn::FullyShardOptions blocks = options;
+  ExtendedTraining(const DeviceMesh& mesh, const nn::UnitPolicy& options, const Prepare& prepare) {
+    nn::UnitPolicy blocks = options;
     blocks.mp_policy.output_dtype.reset();  // of the model's output alone
     shard(net, mesh, blocks, options);
     extend(net, prepare);
@@ -303,7 +303,7 @@ void expect_replays(const Grid& grid, const Prepare& prepare) {
   for (const bool is_bf16 : {false, true})
     run_ranks(grid.ranks(), [&](const Group& group) {
       const DeviceMesh mesh = grid.mesh(group);
-      nn::FullyShardOptions options;
+      nn::UnitPolicy options;
       if (is_bf16)
         options.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32, .output_dtype = DType::f32};
       const auto of_mesh = [&](const nn::UnitHandle& unit) { prepare(unit, mesh); };
@@ -365,7 +365,7 @@ TEST(FullyShard, F55_AUnitOnSeveralMeshesRefusesCommunicationOfOnesOwn) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh root(group, {{"ep", 2}, {"dp", 2}});
     Net net(kUneven);
-    nn::FullyShardOptions options;
+    nn::UnitPolicy options;
     options.mesh_of = [&](const nn::Parameter& p) {
       return p.name().ends_with("bias") ? std::optional<DeviceMesh>(root["ep"]) : std::nullopt;
     };
@@ -387,7 +387,7 @@ TEST(FullyShard, F55_AUnitOnSeveralMeshesRefusesCommunicationOfOnesOwn) {
 TEST(FullyShard, F55_ReplicatedParametersBesideAreNoOtherMesh) {
   run_ranks(2, [](const Group& group) {
     Net net(kUneven);
-    const nn::FullyShardOptions options{.replicate_below_bytes = 20};
+    const nn::UnitPolicy options{.replicate_below_bytes = 20};
     shard(net, DeviceMesh(group), options, options);
     int calls = 0;
     std::int64_t reductions = 0;
@@ -411,7 +411,7 @@ TEST(FullyShard, F96_AnIdentityTransformHasTheBitsOfNone) {
       for (const bool reshards : {true, false})
         run_ranks(grid.ranks(), [&](const Group& group) {
           const DeviceMesh mesh = grid.mesh(group);
-          nn::FullyShardOptions options{.reshard_after_forward = nn::ReshardAfterForward(reshards)};
+          nn::UnitPolicy options{.reshard_after_forward = nn::ReshardAfterForward(reshards)};
           if (is_bf16) options.mp_policy = {.param_dtype = DType::bf16, .output_dtype = DType::f32};
           ExtendedTraining with(mesh, options,
                                 [](const nn::UnitHandle& unit) { unit.set_gather_transform(identity()); });
@@ -434,7 +434,7 @@ TEST(FullyShard, F50_F96_AnIdentityTransformServesAnyPlacement) {
   for (const bool is_owned : {true, false})
     run_ranks(2, [=](const Group& group) {
       const DeviceMesh mesh(group);
-      nn::FullyShardOptions options;
+      nn::UnitPolicy options;
       options.placement = [=](const nn::Parameter& p) {
         return p.shape().size() < 2 ? nn::ShardPlan{} : is_owned ? nn::owned() : nn::shard_dim(1);
       };

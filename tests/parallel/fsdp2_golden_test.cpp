@@ -51,7 +51,7 @@ void expect_gradients(Model& net, const DeviceMesh& mesh, const Group& group, co
                       const std::string& problem, const std::string& mesh_name) {
   for (const auto& [name, p] : net.named_parameters())
     p->set(tensor_of(golden.at(problem + ".in." + name_there(name))));
-  const nn::FullyShardOptions options{.mp_policy = {.param_dtype = DType::bf16}};
+  const nn::UnitPolicy options{.mp_policy = {.param_dtype = DType::bf16}};
   if constexpr (requires { net.blocks; }) shard(net, mesh, options, options);
   else nn::fully_shard(net, mesh, options);
   const Tensor x = tensor_of(golden.at(problem + ".in.x"));

@@ -79,7 +79,7 @@ class ModelRun {
     nn::set_seed({3});
     model_ = nn::make_language_model(config);
     if (c.grid.tp > 1) nn::parallelize(*model_, root_["tp"], nn::make_plan(config, {.sequence_parallel = c.sequence}));
-    nn::FullyShardOptions options;
+    nn::UnitPolicy options;
     if (c.bf16) options.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
     if (c.shards) shard(*model_, c.grid.data(root_), options, options);
     nn::recompute_blocks(*model_, nn::recompute_policy(c.recompute));

@@ -46,7 +46,7 @@ std::vector<std::string> lines_of(const CommCounter& counter) {
 }
 
 void prepare(ResidualNet& net, const DeviceMesh& root, const GhostCase& c) {
-  nn::FullyShardOptions options;
+  nn::UnitPolicy options;
   if (c.bf16) options.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
   if (c.grid.tp > 1) nn::parallelize(net, root["tp"], plan_of(c.sequence));
   if (c.shards) shard(net, c.grid.data(root), options, {.mp_policy = options.mp_policy});

@@ -24,7 +24,7 @@ namespace sherd::testing {
 /// How ranks and units lie.
 struct HazardShape {
   int shards = 2, replicas = 1;
-  nn::FullyShardOptions blocks{};
+  nn::UnitPolicy blocks{};
 };
 
 /// A small net under fully_shard over `group` on `device`, and its optimizer. Buffers of the first and the third block

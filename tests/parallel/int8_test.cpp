@@ -118,7 +118,7 @@ std::int64_t gathered_bytes(const nn::Module& net, std::int64_t shards) {
 void expect_bytes_of_the_formula(const Group& group, const Grid& grid) {
   const DeviceMesh mesh = grid.mesh(group);
   Net net(kPartialBlocks);
-  const nn::FullyShardOptions options{.reshard_after_forward = nn::ReshardAfterForward(false)};
+  const nn::UnitPolicy options{.reshard_after_forward = nn::ReshardAfterForward(false)};
   shard(net, mesh, options, options);
   for (const nn::UnitHandle& unit : nn::units(net)) {
     unit.set_gather_transform(nn::int8_gather());
@@ -159,7 +159,7 @@ TEST(FullyShard, F96_ModulesComputeWithTheDecodedShardsAndGradientsAreExact) {
   for (const bool is_bf16 : {false, true})
     for (const int ranks : {2, 3})
       run_ranks(ranks, [=](const Group& group) {
-        nn::FullyShardOptions options;
+        nn::UnitPolicy options;
         if (is_bf16) options.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
         nn::Linear net(40, 67), exact(40, 67);
         for (nn::Linear* each : {&net, &exact}) {
@@ -251,8 +251,8 @@ TEST(FullyShard, F96_F97_AnEightBitReductionKeepsWhatIsNotFinite) {
 struct Int8Training {
   Net net{kPartialBlocks};
   std::unique_ptr<nn::AdamW> optimizer;
-  Int8Training(const DeviceMesh& mesh, const nn::FullyShardOptions& options, bool in_8_bits) {
-    nn::FullyShardOptions blocks = options;
+  Int8Training(const DeviceMesh& mesh, const nn::UnitPolicy& options, bool in_8_bits) {
+    nn::UnitPolicy blocks = options;
     blocks.mp_policy.output_dtype.reset();  // of the model's output alone
     shard(net, mesh, blocks, options);
     if (in_8_bits)
@@ -278,8 +278,8 @@ struct Int8Training {
   }
 };
 
-nn::FullyShardOptions options_of(bool is_bf16) {
-  nn::FullyShardOptions options;
+nn::UnitPolicy options_of(bool is_bf16) {
+  nn::UnitPolicy options;
   if (is_bf16) options.mp_policy = {.param_dtype = DType::bf16, .output_dtype = DType::f32};
   return options;
 }

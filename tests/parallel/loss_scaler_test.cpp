@@ -41,7 +41,7 @@ struct ScaledTraining {
   std::unique_ptr<nn::LossScaler> scaler;
   double max_norm = kInf;
 
-  ScaledTraining(const Group& group, const Grid3& g, bool scaled, const nn::FullyShardOptions& options = {})
+  ScaledTraining(const Group& group, const Grid3& g, bool scaled, const nn::UnitPolicy& options = {})
       : grid(g), root(g.mesh(group)) {
     shard_2d(net, root, grid, false, options);
     net.materialize(nn::Seed{3});
@@ -281,7 +281,7 @@ TEST(FullyShard, F97_AReplicaThatIsNotFiniteIsSeenByAll) {
 TEST(FullyShard, F97_F16FindsItsScaleAndLearns) {
   for (const Grid3 grid : {Grid3{1, 1, 1}, Grid3{1, 2, 1}, Grid3{2, 2, 1}, Grid3{1, 2, 2}})
     run_ranks(grid.ranks(), [&](const Group& group) {
-      const nn::FullyShardOptions options{.mp_policy = {.param_dtype = DType::f16, .reduce_dtype = DType::f32}};
+      const nn::UnitPolicy options{.mp_policy = {.param_dtype = DType::f16, .reduce_dtype = DType::f32}};
       ScaledTraining eager(group, grid, true, options), captured(group, grid, true, options);
       for (ScaledTraining* each : {&eager, &captured})
         each->scaler = std::make_unique<nn::LossScaler>(nn::LossScalerOptions{.init_scale = 0x1p24});

@@ -39,7 +39,7 @@ struct Nested : nn::Layer<Nested> {
   Tensor forward(const Tensor& x) { return head(decoder(encoder(x))); }
 };
 
-void shard_nested(Nested& net, const Group& group, const nn::FullyShardOptions& options = {}) {
+void shard_nested(Nested& net, const Group& group, const nn::UnitPolicy& options = {}) {
   const DeviceMesh mesh(group);
   for (Stage* stage : {&net.encoder, &net.decoder}) shard(*stage, mesh, options, options);
   nn::fully_shard(net, mesh, {.prefetch = options.prefetch});

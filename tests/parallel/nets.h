@@ -60,8 +60,7 @@ struct Adapted : nn::Layer<Adapted> {
 
 /// fully_shard on every block, then on the root; groups = blocks + 1.
 template <class Model>
-void shard(Model& model, const DeviceMesh& mesh, const nn::FullyShardOptions& blocks = {},
-           const nn::FullyShardOptions& root = {}) {
+void shard(Model& model, const DeviceMesh& mesh, const nn::UnitPolicy& blocks = {}, const nn::UnitPolicy& root = {}) {
   if constexpr (requires { model.blocks.items(); }) {
     for (nn::Module* block : model.blocks.items()) nn::fully_shard(*block, mesh, blocks);
   } else {

@@ -20,8 +20,8 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 
-void expect_sizes_parity(const Group& group, const std::vector<std::int64_t>& sizes,
-                         const nn::FullyShardOptions& options = {}, const TrainingOptions& training = {.steps = 10}) {
+void expect_sizes_parity(const Group& group, const std::vector<std::int64_t>& sizes, const nn::UnitPolicy& options = {},
+                         const TrainingOptions& training = {.steps = 10}) {
   Net net(sizes), reference(sizes);
   shard(net, DeviceMesh(group), options);
   net.materialize(nn::Seed{11});

@@ -22,8 +22,8 @@ namespace {
 using Group = std::shared_ptr<ProcessGroup>;
 constexpr Grid kPendingGrids[] = {{1, 1}, {1, 2}, {2, 2}, {1, 3}};
 
-nn::FullyShardOptions policy_of(bool is_bf16) {
-  nn::FullyShardOptions options;
+nn::UnitPolicy policy_of(bool is_bf16) {
+  nn::UnitPolicy options;
   if (is_bf16) options.mp_policy = {.param_dtype = DType::bf16};
   return options;
 }

@@ -43,7 +43,7 @@ struct StemStack : nn::Layer<StemStack> {
 };
 
 void shard_stack(StemStack& net, const Group& group, std::optional<bool> blocks, std::optional<bool> root) {
-  nn::FullyShardOptions block_options, root_options;
+  nn::UnitPolicy block_options, root_options;
   if (blocks) block_options.reshard_after_forward = nn::ReshardAfterForward(*blocks);
   if (root) root_options.reshard_after_forward = nn::ReshardAfterForward(*root);
   shard(net, DeviceMesh(group), block_options, root_options);
@@ -112,8 +112,8 @@ void apply_lists(Net& net, int depth) {
 // All weights after a few steps with two micro-batches each, clipping and an evaluation in between.
 std::vector<float> train(const Group& group, const PrefetchVariant& variant) {
   Net net(kThreeBlocks);
-  nn::FullyShardOptions options{.reshard_after_forward = nn::ReshardAfterForward(variant.reshard),
-                                .prefetch = variant.prefetch};
+  nn::UnitPolicy options{.reshard_after_forward = nn::ReshardAfterForward(variant.reshard),
+                         .prefetch = variant.prefetch};
   shard(net, DeviceMesh(group), options, {.prefetch = variant.prefetch});
   net.materialize(nn::Seed{3});
   apply_lists(net, variant.explicit_depth);
@@ -173,7 +173,7 @@ struct Memory {
 };
 
 // Peaks of a steady step: of its forward alone, and of all of it.
-Memory memory_of(const Group& group, const std::optional<LinkShape>& link, const nn::FullyShardOptions& options) {
+Memory memory_of(const Group& group, const std::optional<LinkShape>& link, const nn::UnitPolicy& options) {
   if (link) group->host().shape_link(*link);
   Net net({32, 64, 48, 80, 40, 8});
   shard(net, DeviceMesh(group), options, options);

@@ -23,7 +23,7 @@ struct ShardedTraining {
   std::unique_ptr<nn::AdamW> optimizer;
   Group group;
 
-  ShardedTraining(Group g, const DeviceMesh& mesh, const nn::FullyShardOptions& options) : group(std::move(g)) {
+  ShardedTraining(Group g, const DeviceMesh& mesh, const nn::UnitPolicy& options) : group(std::move(g)) {
     shard(net, mesh, options, options);
     net.materialize(nn::Seed{5});
     optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05, .weight_decay = 0.1});
@@ -46,7 +46,7 @@ TEST(ShardedProgram, FullyShardFromItsTextIsBitwiseTheEagerStep) {
   for (const std::optional<DType> dtype : {std::optional<DType>(), std::optional<DType>(DType::bf16)})
     run_ranks(2, [&](const Group& group) {
       const DeviceMesh mesh(group);
-      const nn::FullyShardOptions options{.mp_policy = {.param_dtype = dtype}};
+      const nn::UnitPolicy options{.mp_policy = {.param_dtype = dtype}};
       expect_bound_step_is_eager([&] { return std::make_unique<ShardedTraining>(group, mesh, options); });
     });
 }
@@ -54,7 +54,7 @@ TEST(ShardedProgram, FullyShardFromItsTextIsBitwiseTheEagerStep) {
 TEST(ShardedProgram, HsdpFromItsTextIsBitwiseTheEagerStep) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, {{"replicate", 2}, {"dp", 2}});
-    expect_bound_step_is_eager([&] { return std::make_unique<ShardedTraining>(group, mesh, nn::FullyShardOptions{}); });
+    expect_bound_step_is_eager([&] { return std::make_unique<ShardedTraining>(group, mesh, nn::UnitPolicy{}); });
   });
 }
 

@@ -105,7 +105,7 @@ Drawn whole_draws(bool bf16) {
   NoisyNet net;
   if (bf16) {
     const Group alone = make_single_group();
-    const nn::FullyShardOptions options{.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32}};
+    const nn::UnitPolicy options{.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32}};
     shard(net, DeviceMesh(alone), options, options);
     net.materialize(nn::Seed{3});
     return draws_of(net, 0, 1, false, alone);
@@ -168,7 +168,7 @@ Layout layout_of(const StrategyCase& c) {
           c.bf16};
 }
 
-auto over(const nn::FullyShardOptions& options) {
+auto over(const nn::UnitPolicy& options) {
   return [options](NoisyNet& net, const DeviceMesh& mesh) { shard(net, mesh, options, options); };
 }
 auto over_slice(std::vector<std::string> names) {

@@ -207,7 +207,7 @@ TEST(FullyShard, F38_WritesToGatheredParametersAreLost) {
   for (const int ranks : {1, 2, 3})
     run_ranks(ranks, [](const Group& group) {
       Net net(kTwoBlocks);
-      nn::FullyShardOptions options;
+      nn::UnitPolicy options;
       if (group->size() == 1) options.mp_policy = {.param_dtype = DType::bf16};
       shard(net, DeviceMesh(group), options, options);
       net.materialize(nn::Seed{2});

@@ -87,7 +87,7 @@ TEST(FullParameters, HaveTheParametersDtypeWhateverThePolicy) {
   for (const int ranks : {1, 2})
     run_ranks(ranks, [](const Group& group) {
       Net net(kTwoBlocks), before(kTwoBlocks), after(kTwoBlocks);
-      const nn::FullyShardOptions options{.mp_policy = {.param_dtype = DType::bf16}, .replicate_below_bytes = 64};
+      const nn::UnitPolicy options{.mp_policy = {.param_dtype = DType::bf16}, .replicate_below_bytes = 64};
       shard(net, DeviceMesh(group), options, options);
       expect_scopes(net, before, after);
     });

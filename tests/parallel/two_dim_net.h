@@ -69,7 +69,7 @@ struct Grid3 {
 
 /// Tensor parallelism, then fully_shard on every block and on the rest.
 inline void shard_2d(ResidualNet& net, const DeviceMesh& root, const Grid3& grid, bool sequence,
-                     const nn::FullyShardOptions& options = {}) {
+                     const nn::UnitPolicy& options = {}) {
   nn::parallelize(net, root["tp"], plan_of(sequence));
   shard(net, grid.data(root), options, {.mp_policy = options.mp_policy});
 }

@@ -32,7 +32,7 @@ struct TwoDimCase {
   std::int64_t width = 5, hidden = 8;
   bool sequence = false;
   int steps = 4;
-  nn::FullyShardOptions options{};
+  nn::UnitPolicy options{};
 };
 
 void expect_two_dim_parity(const Group& group, const Grid3& grid, const TwoDimCase& c) {

@@ -24,7 +24,7 @@ TEST(FullyShard, SmallParametersStayReplicatedAndTrainLikeOneRank) {
   for (const int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
       Net net(kTwoBlocks), reference(kTwoBlocks);
-      const nn::FullyShardOptions options{.replicate_below_bytes = kThreshold};
+      const nn::UnitPolicy options{.replicate_below_bytes = kThreshold};
       shard(net, DeviceMesh(group), options, options);
       net.materialize(nn::Seed{11});
       reference.materialize(nn::Seed{11});
@@ -42,7 +42,7 @@ TEST(FullyShard, SmallParametersAreReducedInOneLaunchPerUnit) {
   for (const int ranks : {2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
       Net net(kTwoBlocks);
-      const nn::FullyShardOptions options{.replicate_below_bytes = kThreshold};
+      const nn::UnitPolicy options{.replicate_below_bytes = kThreshold};
       shard(net, DeviceMesh(group), options, options);
       net.materialize();
       const CommCounts before = settled_counts(*group);
@@ -62,7 +62,7 @@ TEST(FullyShard, SmallParametersAreAveragedOverReplicasToo) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, {{"replicate", 2}, {"dp", 2}});
     Net net(kTwoBlocks), reference(kTwoBlocks);
-    const nn::FullyShardOptions options{.replicate_below_bytes = kThreshold};
+    const nn::UnitPolicy options{.replicate_below_bytes = kThreshold};
     shard(net, mesh, options, options);
     net.materialize(nn::Seed{11});
     reference.materialize(nn::Seed{11});
@@ -115,7 +115,7 @@ TEST(FullyShard, SmallParametersTakeThePolicysTypes) {
     const nn::MixedPrecision policy{.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
     const auto gradients = [&](std::int64_t bytes) {
       Net net(kTwoBlocks);
-      const nn::FullyShardOptions options{.mp_policy = policy, .replicate_below_bytes = bytes};
+      const nn::UnitPolicy options{.mp_policy = policy, .replicate_below_bytes = bytes};
       shard(net, DeviceMesh(group), options, options);
       net.materialize(nn::Seed{11});
       const Tensor y = net(slice_of(batch_of(4, 6, 0, "x"), *group));
@@ -140,7 +140,7 @@ TEST(FullyShard, F16_IgnoredParametersStayAsTheyAre) {
       for (Net* model : {&net, &reference, &local}) model->materialize(nn::Seed{4});
       nn::Parameter& ignored = net.head.weight;
       const Ref<Storage> storage = ignored.value().storage();
-      const nn::FullyShardOptions options{.ignored = {&ignored}};
+      const nn::UnitPolicy options{.ignored = {&ignored}};
       shard(net, DeviceMesh(group), options, options);
       EXPECT_EQ(ignored.shard_keeper(), nullptr);
       for (const nn::UnitHandle& unit : nn::units(net))
@@ -173,7 +173,7 @@ TEST(FullyShard, F16_IgnoredParametersStayAsTheyAre) {
 TEST(FullyShard, F16_IgnoredParametersOnMetaGetTheirInitialValues) {
   run_ranks(2, [](const Group& group) {
     Net net(kTwoBlocks), reference(kTwoBlocks);
-    const nn::FullyShardOptions options{.ignored = {&net.head.weight}};
+    const nn::UnitPolicy options{.ignored = {&net.head.weight}};
     shard(net, DeviceMesh(group), options, options);
     net.materialize(nn::Seed{4});
     reference.materialize(nn::Seed{4});
@@ -186,7 +186,7 @@ TEST(FullyShard, F16_IgnoredAndReplicatedParametersAreSavedOnce) {
   const TempDir dir;
   run_ranks(2, [&](const Group& group) {
     Net saved(kTwoBlocks), loaded(kTwoBlocks);
-    const nn::FullyShardOptions options{.replicate_below_bytes = kThreshold, .ignored = {&saved.head.weight}};
+    const nn::UnitPolicy options{.replicate_below_bytes = kThreshold, .ignored = {&saved.head.weight}};
     shard(saved, DeviceMesh(group), options, options);
     shard(loaded, DeviceMesh(group));
     saved.materialize(nn::Seed{4});

@@ -25,7 +25,7 @@ Names names_of(const std::vector<nn::UnitHandle>& units) {
 
 /// Units of a fresh net by `rule`, after training it beside one rank's.
 Names trained(const Group& group, const std::vector<std::int64_t>& sizes, const nn::UnitRule& rule,
-              const nn::FullyShardOptions& options = {}) {
+              const nn::UnitPolicy& options = {}) {
   Net net(sizes), reference(sizes);
   const Names names = names_of(nn::shard_units(net, DeviceMesh(group), rule, options));
   net.materialize(nn::Seed{5});

@@ -17,7 +17,7 @@ using Group = std::shared_ptr<ProcessGroup>;
 
 struct Way {
   const char* name;
-  nn::FullyShardOptions options;
+  nn::UnitPolicy options;
   bool accumulates = false;
 };
 

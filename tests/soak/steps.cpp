@@ -112,11 +112,11 @@ struct Training {
   Training(const PhasePlan& plan, const DeviceMesh* mesh, bool is_offloaded = false) {
     const std::string folder = std::filesystem::temp_directory_path().string();
     if (mesh) {
-      nn::FullyShardOptions root = plan.policy;
+      nn::UnitPolicy root = plan.policy;
       if (is_offloaded)
         root.offload =
             nn::ShardOffload{.folder = folder, .gradients = plan.offloads_gradients, .bytes_in_flight = kBytesInFlight};
-      nn::FullyShardOptions blocks = root;
+      nn::UnitPolicy blocks = root;
       blocks.mp_policy.output_dtype.reset();  // of the model's output alone
       shard(net, *mesh, blocks, root);
       nn::set_reshard_after_backward(net, !plan.keeps_gathered);
@@ -173,8 +173,7 @@ class Phase {
         subject_(plan_, &mesh, plan_.is_offloaded),
         twin_(plan_, &mesh),
         whole_(plan_, nullptr),
-        captured_([this](std::span<const Tensor> in) { return step_that_may_raise(in); },
-                  {.group = nullptr}) {}
+        captured_([this](std::span<const Tensor> in) { return step_that_may_raise(in); }, {.group = nullptr}) {}
 
   void run(Tally& tally) {
     try {

@@ -80,8 +80,8 @@ constexpr UnitsOf kUnits[] = {{.strategy = "full_shard"},
                               {.strategy = "hybrid_shard", .is_grid = true},
                               {.strategy = "hybrid_shard_state", .is_grid = true, .is_bf16 = true}};
 
-nn::FullyShardOptions options_of(const UnitsOf& how) {
-  nn::FullyShardOptions options = nn::strategy(how.strategy);
+nn::UnitPolicy options_of(const UnitsOf& how) {
+  nn::UnitPolicy options = nn::strategy(how.strategy);
   if (how.is_bf16) options.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
   if (how.has_slices) options.reshard_after_forward = 2;
   return options;

@@ -11,7 +11,7 @@
 
 namespace sherd::nn {
 
-UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, const FullyShardOptions& options) {
+UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, const UnitPolicy& options) {
   check(
       !options.offload || options.offload->bytes_in_memory == 0,
       "fully_shard: offload with {} bytes in memory is a budget of all units: call shard_units(), or choose here which "
@@ -22,11 +22,11 @@ UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& me
   return plans.wrap().front();
 }
 
-UnitHandle fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
+UnitHandle fully_shard(Module& module, const DeviceMesh& mesh, const UnitPolicy& options) {
   return fully_shard(std::vector<Module*>{&module}, mesh, options);
 }
 
-UnitHandle fully_shard(Module& module, const FullyShardOptions& options) {
+UnitHandle fully_shard(Module& module, const UnitPolicy& options) {
   return fully_shard(module, DeviceMesh::world(), options);
 }
 

@@ -28,8 +28,6 @@ namespace sherd::nn {
 class Wrap;
 class UnshardHandle;
 
-using FullyShardOptions = UnitPolicy;
-
 /// The unit that a call of fully_shard() has made. A value: copies speak of the same unit. It does not keep the unit
 /// alive, which goes with its modules; then every call but is_alive() is an Error.
 class UnitHandle {
@@ -113,12 +111,11 @@ class UnitHandle {
 /// are new: values are made by materialize(), or each rank keeps its rows of existing values (which must be equal on
 /// all ranks). Calls that ranks do not make alike are an Error on all of them before units communicate, in a forward
 /// for example, which names the first unit and setting that differ (unit_agreement.h).
-UnitHandle fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
+UnitHandle fully_shard(Module& module, const DeviceMesh& mesh, const UnitPolicy& options = {});
 /// Over all ranks of the job.
-UnitHandle fully_shard(Module& module, const FullyShardOptions& options = {});
+UnitHandle fully_shard(Module& module, const UnitPolicy& options = {});
 /// Several modules as one unit: gathered before the first that runs, resharded after the last.
-UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh,
-                       const FullyShardOptions& options = {});
+UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, const UnitPolicy& options = {});
 
 bool is_fully_sharded(const Module& module);
 /// The module's unit. Error unless wrapped.
@@ -164,7 +161,7 @@ void set_requires_gradient_sync(Module& module, bool on, bool recurse = true);
 /// Means what UnitPolicy::reshard_after_forward does, a number of ranks too: then the groups of ranks are made at the
 /// first call with it, collectively over the axis that shards. Between steps. Error as there.
 void set_reshard_after_forward(Module& module, ReshardAfterForward reshard, bool recurse = true);
-/// As FullyShardOptions::reduce_unused. Then grad() of a trainable parameter is there after every backward pass, zero
+/// As UnitPolicy::reduce_unused. Then grad() of a trainable parameter is there after every backward pass, zero
 /// where no rank has used it. On all ranks alike.
 void set_reduce_unused(Module& module, bool on, bool recurse = true);
 /// Off: parameters stay gathered after backward, until the optimizer has written their shards, or reshard(). With

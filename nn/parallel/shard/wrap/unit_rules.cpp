@@ -29,7 +29,7 @@ bool is_below(const Module* m, const Module& above) {
 /// The parameters of a model that units may take.
 class FreeParameters {
  public:
-  FreeParameters(Module& model, const FullyShardOptions& options) : options_(options) {
+  FreeParameters(Module& model, const UnitPolicy& options) : options_(options) {
     model.for_each_module([this](Module& m) {
       for (const Module::NamedParameter& p : m.own_parameters()) users_[p.parameter].push_back(&m);
     });
@@ -67,7 +67,7 @@ class FreeParameters {
   }
 
  private:
-  const FullyShardOptions& options_;
+  const UnitPolicy& options_;
   std::map<const Parameter*, std::vector<const Module*>> users_;
 };
 
@@ -154,7 +154,7 @@ void add_block(Module& block, bool is_fine, const FreeParameters& free, std::vec
 }
 
 UnitRule units_by_block(std::string_view name, bool is_fine) {
-  return {std::string(name), [name, is_fine](Module& model, const FullyShardOptions& options) {
+  return {std::string(name), [name, is_fine](Module& model, const UnitPolicy& options) {
             const FreeParameters free(model, options);
             std::vector<UnitModules> units;
             for (Module* block : listed_modules(model, fmt::format("units \"{}\"", name)))
@@ -179,7 +179,7 @@ bool find_where(Module& m, const std::function<bool(const Module&)>& is_unit, st
 }  // namespace
 
 UnitRule units_where(std::string what, std::function<bool(const Module&)> is_unit) {
-  return {what, [what, is_unit = std::move(is_unit)](Module& model, const FullyShardOptions&) {
+  return {what, [what, is_unit = std::move(is_unit)](Module& model, const UnitPolicy&) {
             std::vector<UnitModules> units;
             check(find_where(model, is_unit, units), "no unit of fully_shard: the model has no {}", what);
             return units;
@@ -188,8 +188,7 @@ UnitRule units_where(std::string what, std::function<bool(const Module&)> is_uni
 
 UnitRule units_of_parameters(std::int64_t count) {
   check(count >= 1, "a unit must have at least one parameter, got {}", count);
-  return {fmt::format("modules of {} parameters and more", count),
-          [count](Module& model, const FullyShardOptions& options) {
+  return {fmt::format("modules of {} parameters and more", count), [count](Module& model, const UnitPolicy& options) {
             std::vector<UnitModules> units;
             find_by_count(model, model, count, FreeParameters(model, options), units);
             return units;
@@ -198,7 +197,7 @@ UnitRule units_of_parameters(std::int64_t count) {
 
 UnitRule units_of_bytes(std::int64_t bytes) {
   check(bytes >= 1, "the budget of a unit must be at least one byte, got {}", bytes);
-  return {fmt::format("units of {} bytes", bytes), [bytes](Module& model, const FullyShardOptions& options) {
+  return {fmt::format("units of {} bytes", bytes), [bytes](Module& model, const UnitPolicy& options) {
             std::vector<Part> parts;
             find_parts(model, model, bytes, FreeParameters(model, options), parts);
             return join(parts, balanced_limit(parts, bytes));
@@ -206,7 +205,7 @@ UnitRule units_of_bytes(std::int64_t bytes) {
 }
 
 UnitRule units_of_modules(std::vector<UnitModules> units) {
-  return {"units that were listed", [units = std::move(units)](Module& model, const FullyShardOptions&) {
+  return {"units that were listed", [units = std::move(units)](Module& model, const UnitPolicy&) {
             for (const UnitModules& unit : units)
               check(std::ranges::find(unit, &model) == unit.end(),
                     "units that were listed: the model itself is among them; shard_units() adds it, last");
@@ -234,7 +233,7 @@ std::optional<std::int64_t> number_in(std::string_view name, std::string_view ru
 UnitRule units_by(std::string_view name) {
   if (name == "block") return units_by_block("block", false);
   if (name == "fine") return units_by_block("fine", true);
-  if (name == "coarse") return {"coarse", [](Module&, const FullyShardOptions&) { return std::vector<UnitModules>(); }};
+  if (name == "coarse") return {"coarse", [](Module&, const UnitPolicy&) { return std::vector<UnitModules>(); }};
   if (const auto count = number_in(name, "parameters=", parse_count, "parameters=32e6"))
     return units_of_parameters(*count);
   if (const auto bytes = number_in(name, "bytes=", parse_bytes, "bytes=32e6, bytes=32MB or bytes=32MiB"))
@@ -244,11 +243,11 @@ UnitRule units_by(std::string_view name) {
 }
 
 std::vector<UnitHandle> shard_units(Module& model, const DeviceMesh& mesh, const UnitRule& rule,
-                                    const FullyShardOptions& options) {
+                                    const UnitPolicy& options) {
   check(!is_fully_sharded(model), "shard_units: the model is wrapped by fully_shard already");
   UnitPlans plans;
   for (const UnitModules& modules : rule.find(model, options)) plans.add(modules, mesh, options);
-  FullyShardOptions of_root = options;
+  UnitPolicy of_root = options;
   of_root.reshard_after_forward.reset();
   plans.add({&model}, mesh, of_root);
   if (options.offload) plans.keep_in_memory(options.offload->bytes_in_memory);

@@ -21,7 +21,7 @@ using UnitModules = std::vector<Module*>;
 /// alone, so all ranks find the same.
 struct UnitRule {
   std::string name;  ///< in messages
-  std::function<std::vector<UnitModules>(Module& model, const FullyShardOptions& options)> find;
+  std::function<std::vector<UnitModules>(Module& model, const UnitPolicy& options)> find;
 };
 
 /// A unit for every module below the model for which `is_unit` is true; `what` names them in messages. Error if there
@@ -57,6 +57,6 @@ UnitRule units_by(std::string_view name);
 /// values: it is of the rank that lacks memory, and leaves a model in part wrapped, to be made anew, on meta at best.
 /// Communication: that of fully_shard().
 std::vector<UnitHandle> shard_units(Module& model, const DeviceMesh& mesh, const UnitRule& rule,
-                                    const FullyShardOptions& options = {});
+                                    const UnitPolicy& options = {});
 
 }  // namespace sherd::nn
