@@ -65,7 +65,7 @@ std::vector<std::size_t> Optimizer::ready_parameters() {
     if (!is_in_backward && p.sink().holds_more(p))
       fail(
           "parameter \"{}\": gradients of earlier backward passes are not reduced yet: run the last one of the step "
-          "with set_requires_gradient_sync(model, true) and set_requires_all_reduce(model, true), or call "
+          "with set_requires_gradient_sync(true) and set_requires_all_reduce(true) of units(model), or call "
           "finalize_backward(model) with both on, before step()",
           p.name());
     const Tensor& grad = p.grad();

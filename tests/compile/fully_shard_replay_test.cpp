@@ -118,7 +118,7 @@ TEST_P(FullyShardReplay, UnitsLeftGatheredBeforeTheStepAreBitwiseEager) {
             training->begin(index);
             if (i == 7) training->net.head.bias->set_requires_grad(false);
             if (gathered_before.contains(i)) (void)training->net(x);
-            if (i == 6) nn::unshard(*training->net.blocks.items()[1]);
+            if (i == 6) nn::unit_of(*training->net.blocks.items()[1]).unshard();
           }
           const Tensor expected = eager.step(x, y).detach();
           ASSERT_TRUE(same_bits(step(x, y), expected)) << "step " << i << " " << step.why();
@@ -146,9 +146,9 @@ TEST_P(FullyShardReplay, AUnitThatIsGatheredInOneOfTheRecordingsOnlyIsNoChange) 
       const Tensor x = slice_of(batch_of(12, 6, 0, "x"), *group);
       const Tensor expected = step(x);
       for (int i = 1; i < 8; ++i) {
-        if (gathered_before.contains(i)) nn::unshard(training.net);
+        if (gathered_before.contains(i)) nn::unit_of(training.net).unshard();
         EXPECT_TRUE(same_bits(step(x), expected)) << i << " " << step.why();
-        nn::reshard(training.net);
+        nn::unit_of(training.net).reshard();
       }
       EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
     }

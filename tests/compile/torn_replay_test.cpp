@@ -112,7 +112,7 @@ TEST(CompiledStep, AnUpdateOfATornUnitThatWasGatheredIsRefused) {
   run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
     TwoLinears net;
     nn::fully_shard(net, DeviceMesh(group));
-    nn::set_reshard_after_backward(net, false);
+    nn::units(net).set_reshard_after_backward(false);
     net.materialize(nn::Seed{5});
     nn::Sgd optimizer(net.parameters(), {.lr = 0.1});
     auto update = compile([&](const Tensor&) { optimizer.step_and_clear(); });

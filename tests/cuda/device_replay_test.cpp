@@ -140,14 +140,14 @@ TEST_F(DeviceReplayTest, GradientsOfAUnitThatWaitAreLeftInOneBuffer) {
       return loss.detach();
     });
     for (int update = 0; update < 5; ++update) {
-      for (Net* net : {&eager, &captured}) nn::set_requires_gradient_sync(*net, false);
+      for (Net* net : {&eager, &captured}) nn::units(*net).set_requires_gradient_sync(false);
       for (std::uint64_t micro = 0; micro < 3; ++micro) {
         const Tensor x = to(batch_of(4, 6, micro, "x"), kCuda);
         backward(sum(square(eager(x))));
         pass(x);
       }
       for (Net* net : {&eager, &captured}) {
-        nn::set_requires_gradient_sync(*net, true);
+        nn::units(*net).set_requires_gradient_sync(true);
         nn::finalize_backward(*net).wait();
       }
       const auto mine = captured.parameters(), theirs = eager.parameters();
@@ -199,7 +199,7 @@ struct KeptMemory {
     run_passes(recorded.program, standard_passes());
     return recorded;
   }
-  void keep(bool on) { nn::set_keep_unsharded_storage(captured.net, on); }
+  void keep(bool on) { nn::units(captured.net).set_keep_unsharded_storage(on); }
   void expect_step(int recordings) {
     ASSERT_TRUE(replay->fits_units());
     const Tensor expected = eager.step(x), got = replay->run(std::span<const Tensor>(&x, 1))[0];

@@ -62,7 +62,7 @@ void expect_one_reduction(const Group& group, const Grid& grid) {
     const CommCounts dp = axis_counts(mesh, "dp"), replicas = axis_counts(mesh, "replicate");
     for (int micro = 0; micro < kMicroBatches; ++micro) {
       const bool is_last = micro == kMicroBatches - 1;
-      nn::set_requires_gradient_sync(pair.net, is_last);
+      nn::units(pair.net).set_requires_gradient_sync(is_last);
       pair.backward_both(step * kMicroBatches + micro);
       if (is_last) continue;
       EXPECT_EQ(axis_counts(mesh, "dp").reduce_scatter.calls, dp.reduce_scatter.calls);
@@ -97,8 +97,8 @@ TEST(FullyShard, F79_F81_WaitingForShardsAndWaitingForReplicasCombine) {
       Pair pair(group, mesh);
       const CommCounts dp = axis_counts(mesh, "dp"), replicas = axis_counts(mesh, "replicate");
       for (int micro = 0; micro < kMicroBatches; ++micro) {
-        nn::set_requires_gradient_sync(pair.net, micro % 2 == 1);
-        nn::set_requires_all_reduce(pair.net, micro == kMicroBatches - 1);
+        nn::units(pair.net).set_requires_gradient_sync(micro % 2 == 1);
+        nn::units(pair.net).set_requires_all_reduce(micro == kMicroBatches - 1);
         pair.backward_both(micro);
       }
       EXPECT_EQ(axis_counts(mesh, "dp").reduce_scatter.calls - dp.reduce_scatter.calls,
@@ -115,7 +115,7 @@ TEST(FullyShard, F79_ShardsMayAccumulateInstead) {
       Pair pair(group, mesh, {.gradients = nn::ShardedOver::shards});
       const CommCounts dp = axis_counts(mesh, "dp"), replicas = axis_counts(mesh, "replicate");
       for (int micro = 0; micro < kMicroBatches; ++micro) {
-        nn::set_requires_gradient_sync(pair.net, micro == kMicroBatches - 1);
+        nn::units(pair.net).set_requires_gradient_sync(micro == kMicroBatches - 1);
         pair.backward_both(micro);
       }
       EXPECT_EQ(axis_counts(mesh, "dp").reduce_scatter.calls - dp.reduce_scatter.calls, kMicroBatches * kUnits);
@@ -142,7 +142,7 @@ TEST(FullyShard, F79_WhatTheLastMicroBatchDoesNotUseIsReducedToo) {
       reference.materialize(nn::Seed{2});
       for (const bool is_last : {false, true}) {
         net.both = reference.both = !is_last;
-        nn::set_requires_gradient_sync(net, is_last);
+        nn::units(net).set_requires_gradient_sync(is_last);
         const Tensor x = batch_of(4, 3, is_last, "x");
         backward(mul(sum(net(slice_of(x, *group))), 2));
         backward(sum(reference(x)));
@@ -162,7 +162,7 @@ TEST(FullyShard, F79_MicroBatchesOnTwoAxesAreReducedOnce) {
       reference.materialize(nn::Seed{2});
       const int data_ranks = grid.replicas * grid.dp;
       for (std::uint64_t micro = 0; micro < 3; ++micro) {
-        nn::set_requires_gradient_sync(net, micro == 2);
+        nn::units(net).set_requires_gradient_sync(micro == 2);
         const Tensor x = batch3(4, 3, micro, "x");
         backward(mul(sum(square(net(rows_of(x, root)))), data_ranks));
         backward(sum(square(reference(x))));
@@ -188,13 +188,13 @@ TEST(FullyShard, F80_WhatWaitsAddsUpInTheTypeOfTheReduction) {
         Scale net;
         nn::fully_shard(net, DeviceMesh(group), {.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = reduce}});
         net.materialize();
-        nn::set_requires_gradient_sync(net, false);
+        nn::units(net).set_requires_gradient_sync(false);
         backward(sum(net(full({4}, 1))));
         EXPECT_EQ(held(MemoryCategory::gradients), 64) << "4 numbers, on a cache line";
         backward(sum(net(full({4}, 0x1p-9))));
         nn::finalize_backward(net);
         EXPECT_FALSE(net.weight.grad().defined()) << "gradients are not to be synchronised";
-        nn::set_requires_gradient_sync(net, true);
+        nn::units(net).set_requires_gradient_sync(true);
         nn::finalize_backward(net).wait();
         EXPECT_TRUE(same_bits(whole(net.weight.grad()), full({4}, expected)));
       });
@@ -204,7 +204,7 @@ TEST(FullyShard, F87_OneModuleAloneMayWait) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
     Pair pair(group, mesh);
-    nn::set_requires_gradient_sync(pair.net, false, /*recurse=*/false);
+    nn::unit_of(pair.net).set_requires_gradient_sync(false);
     CommCounts before = settled_counts(*group);
     pair.backward_both(0);
     EXPECT_EQ(settled_counts(*group).reduce_scatter.calls - before.reduce_scatter.calls, kUnits - 1);
@@ -214,7 +214,7 @@ TEST(FullyShard, F87_OneModuleAloneMayWait) {
     before = settled_counts(*group);
     pair.backward_both(1);
     EXPECT_EQ(settled_counts(*group).reduce_scatter.calls - before.reduce_scatter.calls, kUnits - 1);
-    nn::set_requires_gradient_sync(pair.net, true);
+    nn::units(pair.net).set_requires_gradient_sync(true);
     pair.backward_both(2);
     expect_same_gradients(pair.net, pair.reference);
   });
@@ -224,13 +224,13 @@ TEST(FullyShard, F82_UnitsMayStayGatheredOverMicroBatches) {
   for (const int ranks : {2, 3})
     run_ranks(ranks, [](const Group& group) {
       Pair pair(group, DeviceMesh(group), {.reshard_after_forward = false});
-      nn::set_reshard_after_backward(pair.net, false);
+      nn::units(pair.net).set_reshard_after_backward(false);
       nn::AdamW optimizer(pair.net.parameters(), {.lr = 0.01, .eps = 1e-4}),
           expected(pair.reference.parameters(), {.lr = 0.01, .eps = 1e-4});
       for (int step = 0; step < 3; ++step) {
         const CommCounts before = settled_counts(*group);
         for (int micro = 0; micro < kMicroBatches; ++micro) {
-          nn::set_requires_gradient_sync(pair.net, micro == kMicroBatches - 1);
+          nn::units(pair.net).set_requires_gradient_sync(micro == kMicroBatches - 1);
           pair.backward_both(step * kMicroBatches + micro);
           for (const nn::UnitHandle& unit : nn::units(pair.net)) EXPECT_TRUE(unit.is_unsharded()) << unit.name();
         }
@@ -240,7 +240,7 @@ TEST(FullyShard, F82_UnitsMayStayGatheredOverMicroBatches) {
         EXPECT_EQ(held(MemoryCategory::unsharded), 0) << "what is gathered of old values is stale";
         expect_same_values(pair.net, pair.reference, 1e-4);
       }
-      nn::set_reshard_after_backward(pair.net, true);
+      nn::units(pair.net).set_reshard_after_backward(true);
       pair.backward_both(0);
       EXPECT_EQ(held(MemoryCategory::unsharded), 0);
     });
@@ -256,9 +256,9 @@ TEST(FullyShard, F86_PassesThatAreNotTheLastKeepTheRecordedOrder) {
     blocks[1]->linear_layer.weight.on_grad_accumulated([&](Slot&) { is_gathered.push_back(first.is_gathered()); });
     for (const bool in_order : {true, false}) {
       const Tensor a = pair.forward(0), b = pair.forward(1);
-      nn::set_is_last_backward(pair.net, false);
+      nn::unit_of(pair.net).set_is_last_backward(false);
       backward(in_order ? a : b);
-      nn::set_is_last_backward(pair.net, true);
+      nn::unit_of(pair.net).set_is_last_backward(true);
       backward(in_order ? b : a);
       EXPECT_EQ(held(MemoryCategory::unsharded), 0);
       for (const int micro : {0, 1}) pair.backward_reference(micro);
@@ -279,11 +279,11 @@ void expect_finalized_once(const Group& group, const Grid& grid) {
     });
   nn::finalize_backward(pair.net).wait();  // there was no forward yet
   const CommCounts dp = axis_counts(mesh, "dp"), replicas = axis_counts(mesh, "replicate");
-  nn::set_requires_gradient_sync(pair.net, false);
-  nn::set_is_last_backward(pair.net, false);
+  nn::units(pair.net).set_requires_gradient_sync(false);
+  nn::unit_of(pair.net).set_is_last_backward(false);
   for (int micro = 0; micro < kMicroBatches; ++micro) pair.backward_both(micro);
   EXPECT_TRUE(hooks.empty());
-  nn::set_requires_gradient_sync(pair.net, true);
+  nn::units(pair.net).set_requires_gradient_sync(true);
   const nn::GradientReduction reduction = nn::finalize_backward(pair.net);
   reduction.wait();
   reduction.wait();
@@ -308,7 +308,7 @@ TEST(FullyShard, F186_EndingByHandIsTheRootsAndOutsideOfAPass) {
     pair.backward_both(0);
     nn::Module& block = *pair.net.blocks.items()[0];
     expect_error([&] { nn::finalize_backward(block); }, {"finalize_backward", "\"blocks.0\"", "not the root"});
-    expect_error([&] { nn::set_is_last_backward(block, false); }, {"set_is_last_backward", "\"blocks.0\""});
+    expect_error([&] { nn::unit_of(block).set_is_last_backward(false); }, {"set_is_last_backward", "\"blocks.0\""});
     pair.net.head.weight.on_grad_accumulated([&](Slot&) { nn::finalize_backward(pair.net); });
     expect_error([&] { backward(pair.forward(1)); }, {"finalize_backward", "a backward pass is running"});
   });
@@ -322,7 +322,7 @@ TEST(FullyShard, F79_AStepBeforeTheReductionIsRefusedAndClearingDropsWhatWaits) 
         if (is_bf16) options.mp_policy = {.param_dtype = DType::bf16};
         Pair pair(group, DeviceMesh(group), options), other(group, DeviceMesh(group), options);
         nn::AdamW optimizer(pair.net.parameters(), {.lr = 0.01});
-        nn::set_requires_gradient_sync(pair.net, false);
+        nn::units(pair.net).set_requires_gradient_sync(false);
         backward(pair.forward(0));
         {
           GradMode off(false);
@@ -333,7 +333,7 @@ TEST(FullyShard, F79_AStepBeforeTheReductionIsRefusedAndClearingDropsWhatWaits) 
         EXPECT_GT(held(MemoryCategory::gradients), 0);
         optimizer.clear_gradients();
         EXPECT_EQ(held(MemoryCategory::gradients), 0);
-        nn::set_requires_gradient_sync(pair.net, true);
+        nn::units(pair.net).set_requires_gradient_sync(true);
         backward(pair.forward(1));
         backward(other.forward(1));
         const auto a = pair.net.parameters(), e = other.net.parameters();
@@ -356,8 +356,8 @@ TEST(FullyShard, F77_F79_ACapturedUpdateBeforeTheReductionIsRefused) {
       ASSERT_EQ(update.mode(), CompiledStep::Mode::replay) << update.why();
       std::vector<Tensor> before;
       for (const nn::Parameter* p : pair.net.parameters()) before.push_back(add(p->value().local().detach(), 0));
-      if (grid.replicas > 1) nn::set_requires_all_reduce(pair.net, false);
-      else nn::set_requires_gradient_sync(pair.net, false);
+      if (grid.replicas > 1) nn::units(pair.net).set_requires_all_reduce(false);
+      else nn::units(pair.net).set_requires_gradient_sync(false);
       backward(pair.forward(5));
       expect_error([&] { update(ones({1})); }, {"\"blocks.0.linear.weight\"", "not reduced yet", "finalize_backward"});
       const auto parameters = pair.net.parameters();
@@ -369,7 +369,7 @@ TEST(FullyShard, F77_F79_ACapturedUpdateBeforeTheReductionIsRefused) {
 TEST(FullyShard, F43_F79_AnErrorDropsWhatWaits) {
   run_ranks(2, [](const Group& group) {
     Pair pair(group, DeviceMesh(group)), other(group, DeviceMesh(group));
-    nn::set_requires_gradient_sync(pair.net, false);
+    nn::units(pair.net).set_requires_gradient_sync(false);
     backward(pair.forward(0));
     expect_error(
         [&] {
@@ -380,7 +380,7 @@ TEST(FullyShard, F43_F79_AnErrorDropsWhatWaits) {
         {"the user's hook"});
     nn::reset_after_error(pair.net);
     EXPECT_EQ(held(MemoryCategory::gradients), 0);
-    nn::set_requires_gradient_sync(pair.net, true);
+    nn::units(pair.net).set_requires_gradient_sync(true);
     backward(pair.forward(2));
     backward(other.forward(2));
     const auto a = pair.net.parameters(), e = other.net.parameters();
@@ -393,7 +393,7 @@ TEST(FullyShard, F79_ThawingWhileSomethingWaitsIsRefused) {
   run_ranks(1, [](const Group& group) {
     Pair pair(group, DeviceMesh(group));
     pair.net.head.weight.set_requires_grad(false);
-    nn::set_requires_gradient_sync(pair.net, false);
+    nn::units(pair.net).set_requires_gradient_sync(false);
     backward(pair.forward(0));
     pair.net.head.weight.set_requires_grad(true);
     expect_error([&] { backward(pair.forward(1)); }, {"unit \"(model)\"", "thawed", "reduce them first"});
@@ -425,7 +425,7 @@ struct Deciding : nn::Layer<Deciding> {
 void freeze_in_the_first_pass(Deciding& net, const Group& group, bool is_by_hand) {
   net.between = [&net] { net.idle.set_requires_grad(false); };
   for (int pass = 0; pass < 3; ++pass) {
-    nn::set_requires_gradient_sync(net, pass == 2 && !is_by_hand);
+    nn::units(net).set_requires_gradient_sync(pass == 2 && !is_by_hand);
     const auto rank = static_cast<float>(group->rank()), scale = static_cast<float>(pass + 1);
     const Tensor loss = sum(net(Tensor::from<float>({rank * scale, 2, -3 * scale, 1}, {4})));
     if (pass == 0)
@@ -433,7 +433,7 @@ void freeze_in_the_first_pass(Deciding& net, const Group& group, bool is_by_hand
     backward(mul(loss, group->size()));
   }
   if (!is_by_hand) return;
-  nn::set_requires_gradient_sync(net, true);
+  nn::units(net).set_requires_gradient_sync(true);
   nn::finalize_backward(net);
 }
 
@@ -486,10 +486,10 @@ struct MicroBatches {
     return loss + norm;
   }
   Tensor step(const Tensor& x, const Tensor& y) {
-    nn::set_requires_gradient_sync(net, false);
+    nn::units(net).set_requires_gradient_sync(false);
     micro(x, y);
     micro(x * 2, y);
-    nn::set_requires_gradient_sync(net, true);
+    nn::units(net).set_requires_gradient_sync(true);
     return last(x, y);
   }
 };
@@ -522,7 +522,7 @@ TEST(FullyShard, F77_F79_MicroBatchesThatWaitMayBeCapturedApart) {
             const bool is_last = i == micros;
             const Tensor x = slice_of(batch_of(12, 5, step * 4 + static_cast<std::uint64_t>(i), "x"), *group),
                          y = slice_of(batch_of(12, 2, step, "y"), *group);
-            for (Net* net : {&eager.net, &captured.net}) nn::set_requires_gradient_sync(*net, is_last);
+            for (Net* net : {&eager.net, &captured.net}) nn::units(*net).set_requires_gradient_sync(is_last);
             const Tensor expected = is_last ? eager.last(x, y) : eager.micro(x, y);
             EXPECT_TRUE(same_bits(is_last ? last(x, y) : micro(x, y), expected)) << "step " << step << " call " << i;
           }

@@ -79,7 +79,7 @@ class BlockTraining {
  private:
   std::int64_t data_rank() const { return root_.coordinate(0) * root_.size(1) + root_.coordinate(1); }
   void run_backward(const Tensor& loss, bool is_last) const {
-    if (case_.accumulate > 1) nn::set_requires_gradient_sync(*model, is_last);
+    if (case_.accumulate > 1) nn::units(*model).set_requires_gradient_sync(is_last);
     backward(loss);
   }
   const std::shared_ptr<ProcessGroup> group_;

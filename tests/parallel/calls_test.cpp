@@ -71,9 +71,9 @@ TEST(FullyShard, F28_UnshardBeforeTheFirstForward) {
       shard(net, DeviceMesh(group));
       net.materialize(nn::Seed{3});
       reference.materialize(nn::Seed{3});
-      nn::unshard(net);
-      nn::unshard(*net.blocks.items()[0]);
-      nn::UnshardHandle other = nn::unshard_async(*net.blocks.items()[1]);
+      nn::unit_of(net).unshard();
+      nn::unit_of(*net.blocks.items()[0]).unshard();
+      nn::UnshardHandle other = nn::unit_of(*net.blocks.items()[1]).unshard_async();
       other.wait();
       for (std::uint64_t step = 0; step < 2; ++step) {
         const Tensor x = batch_of(12, 5, step, "x");
@@ -276,11 +276,12 @@ TEST(FullyShard, F194_UnshardBeforeThereAreValuesIsRefused) {
     run_ranks(ranks, [](const Group& group) {
       Net net(kUneven);
       shard(net, DeviceMesh(group));
-      expect_error([&] { nn::unshard(net); }, {"(model)", "no values", "materialize"});
-      expect_error([&] { nn::unshard_async(*net.blocks.items()[1]); }, {"blocks.1", "no values", "materialize"});
-      nn::reshard(net);
+      expect_error([&] { nn::unit_of(net).unshard(); }, {"(model)", "no values", "materialize"});
+      expect_error([&] { nn::unit_of(*net.blocks.items()[1]).unshard_async(); },
+                   {"blocks.1", "no values", "materialize"});
+      nn::unit_of(net).reshard();
       net.materialize();
-      nn::unshard(net);
+      nn::unit_of(net).unshard();
       EXPECT_FALSE(net.head.weight.value().is_distributed());
     });
 }

@@ -168,7 +168,7 @@ TEST(FullyShard, F53_AGatherThatNobodyUsesIsCancelled) {
     extend(net, [&](const nn::UnitHandle& unit) { unit.set_custom_gather(std::make_shared<CountedGather>(calls)); });
     net.materialize();
     Block &first = *net.blocks.items()[0], &second = *net.blocks.items()[1];
-    nn::set_modules_to_forward_prefetch(first, {&second});
+    nn::unit_of(first).set_forward_prefetch({nn::unit_of(second)});
     {
       GradMode off(false);
       first(batch_of(2, 5, 0, "x"));
@@ -254,17 +254,17 @@ TEST(FullyShard, F54_AHookWaitsForThePassThatSynchronises) {
         for (std::size_t i = 0; i < a.size(); ++i)
           EXPECT_TRUE(near(a[i]->grad().local(), mul(e[i]->grad().local(), 0.5), 1e-6)) << a[i]->name();
       };
-      for (Net* each : {&net, &other}) nn::set_requires_gradient_sync(*each, false);
+      for (Net* each : {&net, &other}) nn::units(*each).set_requires_gradient_sync(false);
       pass(0);
       EXPECT_EQ(calls, 0);
-      for (Net* each : {&net, &other}) nn::set_requires_gradient_sync(*each, true);
+      for (Net* each : {&net, &other}) nn::units(*each).set_requires_gradient_sync(true);
       pass(1);
       EXPECT_EQ(calls, kUnits);
       expect_halves();
-      for (Net* each : {&net, &other}) nn::set_requires_all_reduce(*each, false);
+      for (Net* each : {&net, &other}) nn::units(*each).set_requires_all_reduce(false);
       pass(2);
       EXPECT_EQ(calls, grid.replicas > 1 ? kUnits : 2 * kUnits) << "sums wait for the replicas'";
-      for (Net* each : {&net, &other}) nn::set_requires_all_reduce(*each, true);
+      for (Net* each : {&net, &other}) nn::units(*each).set_requires_all_reduce(true);
       pass(3);
       EXPECT_EQ(calls, grid.replicas > 1 ? 2 * kUnits : 3 * kUnits);
       expect_halves();
@@ -553,7 +553,7 @@ TEST(FullyShard, F43_F64_WhatBackwardGatheredAndDidNotUseIsDropped) {
     run_ranks(2, [=](const Group& group) {
       Net net(kThreeBlocks);
       shard(net, DeviceMesh(group));
-      nn::set_reshard_after_backward(net, false);
+      nn::units(net).set_reshard_after_backward(false);
       const nn::UnitHandle first = nn::unit_of(*net.blocks.items()[0]);
       if (encodes) first.set_gather_transform(identity());
       net.materialize(nn::Seed{3});

@@ -131,7 +131,7 @@ TEST(FullyShard, RankThatDiesWithWorkInFlightIsReported) {
     };
     step();
     if (rank == 1) {
-      nn::unshard_async(net);
+      nn::unit_of(net).unshard_async();
       ::_exit(0);
     }
     const auto start = Clock::now();
@@ -152,9 +152,9 @@ TEST(FullyShard, F42_ModelCanGoWhileItsReductionsAreInFlight) {
         Net net(kThreeBlocks);
         shard(net, DeviceMesh(group));
         net.materialize();
-        nn::set_reduce_scatter_max_input_buffers(net, 10);
+        nn::units(net).set_max_reductions(10);
         backward(sum(net(batch_of(2, 6, 0, "x"))));
-        nn::unshard(net);
+        nn::unit_of(net).unshard();
       }
       EXPECT_EQ(memory.total(), before);
     });
@@ -213,7 +213,7 @@ TEST(FullyShard, F43_RanksThatLeftAtDifferentPlacesRecordTogether) {
     CompiledStep step(
         [&](std::span<const Tensor> in) -> std::vector<Tensor> {
           for (const bool is_last : {false, true}) {
-            nn::set_requires_gradient_sync(net, is_last);
+            nn::units(net).set_requires_gradient_sync(is_last);
             backward(sum(square(net(in[0]))));
           }
           optimizer.step_and_clear();
@@ -222,7 +222,8 @@ TEST(FullyShard, F43_RanksThatLeftAtDifferentPlacesRecordTogether) {
         {.compare = false});
     const std::vector<Tensor> in{batch_of(4, 6, 0, "x")};
     for (int i = 0; i < 2; ++i) step(in);
-    nn::set_requires_gradient_sync(net, group->rank() == 0);  // rank 1 left in the first pass, rank 0 in the second
+    nn::units(net).set_requires_gradient_sync(group->rank() ==
+                                              0);  // rank 1 left in the first pass, rank 0 in the second
     nn::reset_after_error(net);
     for (const auto mode : {CompiledStep::Mode::eager, CompiledStep::Mode::record, CompiledStep::Mode::replay}) {
       step(in);

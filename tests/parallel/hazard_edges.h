@@ -61,18 +61,18 @@ inline void train_steps(HazardTraining& t) {
 }
 
 inline void frees_before_the_gather_ends(HazardTraining& t) {
-  nn::unshard(t.net);
-  nn::reshard(t.net);
+  nn::unit_of(t.net).unshard();
+  nn::unit_of(t.net).reshard();
 }
 
 inline void writes_shards_that_a_gather_reads(HazardTraining& t) {
   const Tensor shard = t.block(0).linear_layer.weight.sharded_value().local().detach();
-  nn::unshard(t.block(0));
+  nn::unit_of(t.block(0)).unshard();
   fill_into(shard, 0);
 }
 
 inline void accumulates_with_many_reductions_in_flight(HazardTraining& t) {
-  nn::set_reduce_scatter_max_input_buffers(t.net, 100);
+  nn::units(t.net).set_max_reductions(100);
   t.backward_of_a_batch(0);
   t.backward_of_a_batch(1);
 }
@@ -84,23 +84,23 @@ inline void gathers_gradients_after_backward(HazardTraining& t) {
 
 // The third one was gathered before: ranks compare a unit the first time, and that orders the queue as well.
 inline void gathers_the_first_block(HazardTraining& t) {
-  nn::unshard(t.block(2));
-  nn::reshard(t.block(2));
-  nn::unshard(t.block(0));
+  nn::unit_of(t.block(2)).unshard();
+  nn::unit_of(t.block(2)).reshard();
+  nn::unit_of(t.block(0)).unshard();
 }
 
 // The allocator gives the third block what the first has had.
 inline void gathers_another_block_into_its_memory(HazardTraining& t) {
   const GradMode off(false);
   (void)sum(t.block(0).linear_layer.weight.value());
-  nn::reshard(t.block(0));
-  nn::unshard(t.block(2));
+  nn::unit_of(t.block(0)).reshard();
+  nn::unit_of(t.block(2)).unshard();
 }
 
 inline void drops_slices_that_a_gather_reads(HazardTraining& t) {
   (void)t.outputs_of_a_batch(0);  // leaves slices to a backward
-  nn::unshard(t.block(0));
-  nn::reshard(t.block(0));
+  nn::unit_of(t.block(0)).unshard();
+  nn::unit_of(t.block(0)).reshard();
 }
 
 struct HazardEdge {

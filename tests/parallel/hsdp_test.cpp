@@ -133,7 +133,7 @@ TEST(FullyShard, F81_AllReduceOnlyForTheLastMicroBatch) {
         const CommCounts before = settled_counts(mesh.group("dp")), replicas = settled_counts(mesh.group("replicate"));
         for (int micro = 0; micro < kMicroBatches; ++micro) {
           const bool is_last = micro == kMicroBatches - 1;
-          nn::set_requires_all_reduce(net, is_last);
+          nn::units(net).set_requires_all_reduce(is_last);
           const Tensor x = batch_of(12, 5, static_cast<std::uint64_t>(step * 3 + micro), "x");
           backward(mul(sum(net(slice_of(x, *group))), static_cast<double>(group->size())));
           backward(sum(reference(x)));
@@ -163,7 +163,7 @@ TEST(FullyShard, F81_UnusedInTheLastMicroBatch) {
     reference.materialize(nn::Seed{2});
     for (const bool is_last : {false, true}) {
       net.both = reference.both = !is_last;
-      nn::set_requires_all_reduce(net, is_last);
+      nn::units(net).set_requires_all_reduce(is_last);
       const Tensor x = batch_of(4, 3, is_last, "x");
       backward(mul(sum(net(slice_of(x, *group))), 4));
       backward(sum(reference(x)));
@@ -183,14 +183,14 @@ TEST(FullyShard, F81_AStepBeforeTheSumOverReplicasIsRefusedAndClearingDropsWhatW
         each->materialize(nn::Seed{2});
       }
       nn::AdamW optimizer(net.parameters(), {.lr = 0.01});
-      nn::set_requires_all_reduce(net, false);
+      nn::units(net).set_requires_all_reduce(false);
       backward(sum(net(slice_of(batch_of(12, 5, 0, "x"), *group))));
       expect_error([&] { optimizer.step(); },
                    {"\"blocks.0.linear.weight\"", "not reduced yet", "set_requires_all_reduce"});
       EXPECT_EQ(optimizer.torn(), "");
       optimizer.clear_gradients();
       EXPECT_EQ(held(MemoryCategory::gradients), 0);
-      nn::set_requires_all_reduce(net, true);
+      nn::units(net).set_requires_all_reduce(true);
       for (Net* each : {&net, &other}) backward(sum((*each)(slice_of(batch_of(12, 5, 1, "x"), *group))));
       const auto a = net.parameters(), e = other.parameters();
       for (std::size_t i = 0; i < a.size(); ++i)
@@ -282,7 +282,7 @@ struct HsdpTraining {
   Tensor step(const Tensor& x, const Tensor& y) {
     Tensor loss;
     for (const bool is_last : {false, true}) {
-      nn::set_requires_all_reduce(net, is_last);
+      nn::units(net).set_requires_all_reduce(is_last);
       loss = mean_square(net(x), y);
       backward(loss);
     }
@@ -332,8 +332,8 @@ TEST(FullyShard, F77_MicroBatchesOfHsdpMayBeCapturedApart) {
           const bool is_last = i == micros;
           const Tensor x = slice_of(batch_of(12, 5, step * 4 + static_cast<std::uint64_t>(i), "x"), *group),
                        y = slice_of(batch_of(12, 2, step, "y"), *group);
-          nn::set_requires_all_reduce(eager.net, is_last);
-          nn::set_requires_all_reduce(captured.net, is_last);
+          nn::units(eager.net).set_requires_all_reduce(is_last);
+          nn::units(captured.net).set_requires_all_reduce(is_last);
           const Tensor expected = is_last ? eager_last(x, y) : eager_micro(x, y);
           EXPECT_TRUE(same_bits(is_last ? last(x, y) : micro(x, y), expected)) << "step " << step << " call " << i;
         }
@@ -370,8 +370,8 @@ TEST(FullyShardReplay, HowGradientsAreReducedIsAGuard) {
       std::uint64_t i = 0;
       for (const auto& [factor, mode] : calls) {
         for (Net* net : {&eager, &captured}) {
-          nn::set_gradient_divide_factor(*net, factor);
-          for (nn::Module* block : net->blocks.items()) nn::set_gradient_divide_factor(*block, factor);
+          nn::unit_of(*net).set_gradient_divide_factor(factor);
+          for (nn::Module* block : net->blocks.items()) nn::unit_of(*block).set_gradient_divide_factor(factor);
           for (nn::Parameter* p : net->parameters()) p->clear_grad();
         }
         const Tensor x = slice_of(batch_of(12, 5, i++, "x"), *group);
@@ -400,7 +400,7 @@ TEST(FullyShardReplay, WhetherReplicasAreAddedUpIsAGuard) {
     const Tensor x = slice_of(batch_of(12, 5, 0, "x"), *group);
     for (int call = 0; call < 4; ++call) {
       for (nn::Parameter* p : net.parameters()) p->clear_grad();
-      nn::set_requires_all_reduce(net, call < 3);
+      nn::units(net).set_requires_all_reduce(call < 3);
       step(x);
       for (const nn::Parameter* p : net.parameters()) EXPECT_EQ(p->grad().defined(), call < 3) << p->name();
     }
@@ -421,7 +421,7 @@ TEST(FullyShard, F182_HsdpHasNoHazards) {
         nn::AdamW optimizer(net.parameters(), {.lr = 1e-2});
         for (std::uint64_t step = 0; step < 3; ++step) {
           for (const bool is_last : {false, true}) {
-            nn::set_requires_all_reduce(net, is_last);
+            nn::units(net).set_requires_all_reduce(is_last);
             backward(sum(net(batch_of(2, 5, step, "x"))));
           }
           optimizer.step_and_clear();
@@ -444,7 +444,7 @@ TEST(FullyShard, F182_HsdpReadsNothingThatWasReleased) {
     nn::AdamW optimizer(net.parameters(), {.lr = 0.05});
     for (std::uint64_t step = 0; step < 3; ++step) {
       for (const bool is_last : {false, true}) {
-        nn::set_requires_all_reduce(net, is_last);
+        nn::units(net).set_requires_all_reduce(is_last);
         const Tensor x = batch_of(12, 5, 2 * step + is_last, "x"), y = batch_of(12, 2, step, "y");
         backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group)));
       }

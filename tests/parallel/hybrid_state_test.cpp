@@ -139,7 +139,7 @@ TEST(HybridState, BytesPerCategory) {
       for (int step = 0; step < 3; ++step) {
         const std::string what = fmt::format("{} step {}", is_bf16 ? "bf16" : "f32", step);
         for (const bool sums : {false, true}) {  // the first micro-batch leaves whole shards to the second
-          nn::set_requires_all_reduce(t.net, sums);
+          nn::units(t.net).set_requires_all_reduce(sums);
           backward(sum(t.net(batch_of(2, 64, 0, "x"))));
           RankContext::current().drain_queues();
           expect_held(MemoryCategory::parameters, 4 * n / s, what);
@@ -167,8 +167,8 @@ TEST(HybridState, F81_SumsOverReplicasMayWait) {
         for (int step = 0; step < 2; ++step) {  // the second adds to the first's gradients
           const CommCounts replicas = settled_counts(mesh.group("replicate"));
           for (int micro = 0; micro < 4; ++micro) {
-            nn::set_requires_all_reduce(net, micro == 3);
-            nn::set_requires_gradient_sync(net, !holds || micro % 2 == 1);
+            nn::units(net).set_requires_all_reduce(micro == 3);
+            nn::units(net).set_requires_gradient_sync(!holds || micro % 2 == 1);
             const Tensor x = batch_of(12, 5, static_cast<std::uint64_t>(step * 4 + micro), "x");
             backward(mul(sum(net(slice_of(x, *group))), static_cast<double>(group->size())));
             backward(sum(reference(x)));
@@ -193,7 +193,7 @@ TEST(HybridState, GradientsMayAddUpOverBothAxes) {
       reference.materialize(nn::Seed{2});
       const CommCounts dp = settled_counts(mesh.group("dp")), replicas = settled_counts(mesh.group("replicate"));
       for (int micro = 0; micro < 3; ++micro) {
-        nn::set_requires_gradient_sync(net, micro == 2);
+        nn::units(net).set_requires_gradient_sync(micro == 2);
         const Tensor x = batch_of(12, 5, static_cast<std::uint64_t>(micro), "x");
         backward(mul(sum(net(slice_of(x, *group))), static_cast<double>(group->size())));
         backward(sum(reference(x)));
@@ -222,7 +222,7 @@ TEST(HybridState, F81_UnusedInTheLastMicroBatch) {
       reference.materialize(nn::Seed{2});
       for (const bool is_last : {false, true}) {
         net.both = reference.both = is_last != first_uses_both;
-        nn::set_requires_all_reduce(net, is_last);
+        nn::units(net).set_requires_all_reduce(is_last);
         const Tensor x = batch_of(4, 3, is_last, "x");
         backward(mul(sum(net(slice_of(x, *group))), 4));
         backward(sum(reference(x)));
@@ -252,7 +252,7 @@ void expect_sum_over_replicas(const Group& group, const Grid& grid, const nn::Un
   constexpr int kLast = 2;
   BesideNet net, reference;
   nn::fully_shard(net, grid.mesh(group), policy);
-  nn::set_gradient_divide_factor(net, 1);
+  nn::unit_of(net).set_gradient_divide_factor(1);
   net.materialize(nn::Seed{2});
   reference.materialize(nn::Seed{2});
   const auto uses_both = [&](int rank, int pass) {
@@ -260,8 +260,8 @@ void expect_sum_over_replicas(const Group& group, const Grid& grid, const nn::Un
     return zeros == Zeros::never ? pass == kLast || is_first == (pass == 1) : pass < kLast && !is_first;
   };
   for (int pass = 0; pass <= kLast; ++pass) {
-    nn::set_requires_all_reduce(net, pass == kLast);
-    nn::set_reduce_unused(net, zeros == Zeros::always || (zeros == Zeros::in_the_last_pass && pass == kLast));
+    nn::units(net).set_requires_all_reduce(pass == kLast);
+    nn::units(net).set_reduce_unused(zeros == Zeros::always || (zeros == Zeros::in_the_last_pass && pass == kLast));
     net.both = uses_both(group->rank(), pass);
     backward(sum(net(whole_numbers(group->rank(), pass))));
     for (int rank = 0; rank < group->size(); ++rank) {
@@ -303,10 +303,10 @@ TEST(HybridState, F66_F192_ReplicasWithSumsOfDifferentParametersAreToldWhich) {
     BesideNet net;
     nn::fully_shard(net, Grid{2, 2}.mesh(group), nn::strategy("hybrid_shard_state"));
     net.materialize(nn::Seed{2});
-    nn::set_requires_all_reduce(net, false);
+    nn::units(net).set_requires_all_reduce(false);
     net.both = group->rank() < 2;
     backward(sum(net(whole_numbers(group->rank(), 0))));
-    nn::set_requires_all_reduce(net, true);
+    nn::units(net).set_requires_all_reduce(true);
     net.both = false;
     expect_error(
         [&] {

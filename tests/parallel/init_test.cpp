@@ -193,9 +193,9 @@ TEST(FullyShard, F13_TiedParametersInsideAGroupAreOneSlot) {
       reference.materialize(nn::Seed{3});
       EXPECT_EQ(nn::unit_of(tied).parameters().size(), 1u);
       const Tensor x = batch_of(4, 5, 0, "x");
-      nn::unshard(tied);
+      nn::unit_of(tied).unshard();
       EXPECT_EQ(&tied.first.weight, &tied.second.weight);
-      nn::reshard(tied);
+      nn::unit_of(tied).reshard();
       backward(sum(square(tied(x))));
       backward(sum(square(reference(x))));
       if (group->size() > 1) { EXPECT_EQ(settled_counts(*group).reduce_scatter.bytes, 25 * 4); }

@@ -269,9 +269,9 @@ struct Int8Training {
     return loss.detach();
   }
   Tensor step(const Tensor& x, const Tensor& y) {
-    nn::set_requires_gradient_sync(net, false);
+    nn::units(net).set_requires_gradient_sync(false);
     micro(x * 2, y);
-    nn::set_requires_gradient_sync(net, true);
+    nn::units(net).set_requires_gradient_sync(true);
     const Tensor loss = micro(x, y);
     optimizer->step_and_clear();
     return loss;

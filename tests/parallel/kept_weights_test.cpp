@@ -109,7 +109,7 @@ TEST(KeptWeights, AKernelRefusesThemWhateverTheUnitDoesBesides) {
         nn::UnitPolicy policy;
         if (slices > 0) policy.reshard_after_forward = slices;
         shard(net, DeviceMesh(group), policy, policy);
-        nn::set_keep_unsharded_storage(net, keeps_storage);
+        nn::units(net).set_keep_unsharded_storage(keeps_storage);
         net.materialize(nn::Seed{1});
         const Tensor loss = mean(net(batch_of(4, 8, 1, "x")));
         expect_refused(net.blocks.items()[0]->kept, *group, "blocks.0");
@@ -234,7 +234,7 @@ TEST(KeptWeights, BackwardOfAModelThatIsGoneGathersWhateverItsUnitsDoBesides) {
       {"slices", [](nn::UnitPolicy& p, const std::string&) { p.reshard_after_forward = 2; }},
       {"offloaded shards", [](nn::UnitPolicy& p, const std::string& folder) { p.offload = {.folder = folder}; }},
       {"no prefetch", [](nn::UnitPolicy& p, const std::string&) { p.prefetch = false; }},
-      {.text = "kept memory", .set = [](Net& net) { nn::set_keep_unsharded_storage(net, true); }},
+      {.text = "kept memory", .set = [](Net& net) { nn::units(net).set_keep_unsharded_storage(true); }},
       {.text = "8 bits",
        .set =
            [](Net& net) {

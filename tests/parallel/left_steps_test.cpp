@@ -113,7 +113,7 @@ struct LeftGpt : LeftModel<nn::Gpt> {
       for (std::int64_t i = 0; i < 5; ++i)
         ids.push_back((7 * i + micro + 3 * root.coordinate(0) + static_cast<std::int64_t>(index)) % 11);
       const Tensor all = Tensor::from<std::int64_t>(ids, {1, 5});
-      nn::set_requires_gradient_sync(net, micro == 1);
+      nn::units(net).set_requires_gradient_sync(micro == 1);
       backward(net(contiguous(narrow(all, 1, 0, 4)), contiguous(narrow(all, 1, 1, 4))));
     }
     nn::clip_grad_norm(*optimizer, 0.1);
@@ -332,11 +332,11 @@ TEST(FullyShard, F191_AnExceptionInFinalizeBackwardIsHeardByAll) {
     run_ranks(ranks, [](const Group& group) {
       LeftTraining training(group, DeviceMesh(group));
       training.step(0);
-      nn::set_requires_gradient_sync(training.net, false);
-      nn::set_is_last_backward(training.net, false);
+      nn::units(training.net).set_requires_gradient_sync(false);
+      nn::unit_of(training.net).set_is_last_backward(false);
       training.forward_and_backward(1);
-      nn::set_requires_gradient_sync(training.net, true);
-      nn::set_is_last_backward(training.net, true);
+      nn::units(training.net).set_requires_gradient_sync(true);
+      nn::unit_of(training.net).set_is_last_backward(true);
       training.settle();
       if (group->rank() == 1) {
         const OpTrap trap("reduce_start");

@@ -162,8 +162,8 @@ TEST(FullyShard, F97_AnOverflowInAMicroBatchThatWaitsSkipsTheStepInEveryStrategy
             const auto train = [&](ScaledTraining& training, bool is_bad) {
               for (std::uint64_t pass = 0; pass < kPasses; ++pass) {
                 const bool waits = pass + 1 < kPasses;
-                if (by_replicas) nn::set_requires_all_reduce(training.net, !waits);
-                else nn::set_requires_gradient_sync(training.net, !waits);
+                if (by_replicas) nn::units(training.net).set_requires_all_reduce(!waits);
+                else nn::units(training.net).set_requires_gradient_sync(!waits);
                 Tensor x = rows_of(batch3(12, 3, 10 * bad + pass, "x"), training.root);
                 if (is_bad && pass == bad % kPasses && group->rank() == static_cast<int>(bad % 4)) x = mul(x, kInf);
                 const Tensor loss = mean_square(training.net(x), rows_of(batch3(12, 2, pass, "y"), training.root));

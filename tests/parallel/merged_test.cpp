@@ -84,9 +84,9 @@ TEST(FullyShard, F171_EveryRankHasRowsWhereThereAreFewerExpertsThanRanks) {
     net.materialize();
     EXPECT_EQ(describe(net.weight.sharded_value()), "f32[12,5]{0: dp}");
     EXPECT_EQ(net.weight.sharded_value().local().shape(), (Shape{3, 5}));
-    nn::unshard(net);
+    nn::unit_of(net).unshard();
     EXPECT_EQ(describe(net.weight.value()), "f32[3,4,5]");
-    nn::reshard(net);
+    nn::unit_of(net).reshard();
   });
 }
 

@@ -74,7 +74,7 @@ TEST(FullyShard, F55_F79_MicroBatchesOnTwoMeshesAddUp) {
         reference.materialize(nn::Seed{11});
         for (std::uint64_t pass = 0; pass < 3; ++pass) {
           const Tensor x = batch_of(12, 5, pass, "x");
-          nn::set_requires_gradient_sync(net, pass == 2);
+          nn::units(net).set_requires_gradient_sync(pass == 2);
           backward(mean(square(net(slice_of(x, *group)))));
           backward(mean(square(reference(x))));
         }

@@ -103,13 +103,13 @@ void apply_lists(Nested& net) {
   }
   const std::vector<std::size_t> left{1, 2, 0, 4, 5, 3};  // in the order in which forward ends
   for (std::size_t i = 0; i < order.size(); ++i) {
-    std::vector<nn::Module*> next, previous;
+    std::vector<nn::UnitHandle> next, previous;
     for (std::size_t d : {i + 1, i + 2})
-      if (d < order.size()) next.push_back(order[d]);
+      if (d < order.size()) next.push_back(nn::unit_of(*order[d]));
     for (std::size_t d : {i - 1, i - 2})
-      if (d < i) previous.push_back(order[left[d]]);
-    nn::set_modules_to_forward_prefetch(*order[i], next);
-    nn::set_modules_to_backward_prefetch(*order[left[i]], previous);
+      if (d < i) previous.push_back(nn::unit_of(*order[left[d]]));
+    nn::unit_of(*order[i]).set_forward_prefetch(next);
+    nn::unit_of(*order[left[i]]).set_backward_prefetch(previous);
   }
 }
 
@@ -118,7 +118,7 @@ std::vector<float> train(const Group& group, const NestedVariant& variant) {
   shard_nested(net, group,
                {.reshard_after_forward = nn::ReshardAfterForward(variant.reshards), .prefetch = variant.prefetches});
   if (variant.has_lists) apply_lists(net);
-  nn::set_reduce_scatter_max_input_buffers(net, variant.max_reductions);
+  nn::units(net).set_max_reductions(variant.max_reductions);
   nn::AdamW optimizer(net.parameters(), {.lr = 0.05});
   for (std::uint64_t step = 0; step < 3; ++step) {
     const Tensor x = batch_of(12, kWidth, step, "x"), y = batch_of(12, 5, step, "y");

@@ -344,15 +344,15 @@ TEST(OffloadShards, AForwardAfterReplaysIsOfTheLastUpdate) {
       return in + 0.0;
     });
     for (int i = 0; i < 8; ++i) {
-      if (i == 4) nn::set_reshard_after_backward(net, false);
+      if (i == 4) nn::units(net).set_reshard_after_backward(false);
       micro_step(x);
-      if (i >= 4 && i < 7) nn::reshard(net);
+      if (i >= 4 && i < 7) nn::unit_of(net).reshard();
       update(one);
       optimizer.clear_gradients();
     }
     const GradMode off(false);
     const Tensor now = net(x);
-    nn::reshard(net);
+    nn::unit_of(net).reshard();
     EXPECT_TRUE(same_bits(now, net(x))) << micro_step.why() << "; " << update.why();
   });
 }

@@ -91,7 +91,8 @@ class OffloadTraining {
         optimizer->step_in_backward({.clears_gradients = case_.clears});
       const Tensor loss = (*model)(in[at], in[at + 1]);
       total = total.defined() ? add(total, loss.local().detach()) : loss.local().detach();
-      if (case_.accumulate > 1 && case_.is_sharded) nn::set_requires_gradient_sync(*model, m + 1 == case_.accumulate);
+      if (case_.accumulate > 1 && case_.is_sharded)
+        nn::units(*model).set_requires_gradient_sync(m + 1 == case_.accumulate);
       backward(loss);
     }
     if (case_.clips) nn::clip_grad_norm(*optimizer, 0.05);

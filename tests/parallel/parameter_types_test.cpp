@@ -77,10 +77,10 @@ TEST(FullyShard, F184_GatheredTensorsHaveTheTypesOfTheirParameters) {
       nn::fully_shard(net, DeviceMesh(group), {.mp_policy = bf16_but_scales()});
       net.materialize(nn::Seed{3});
       const auto expect_types = [&] {
-        nn::unshard(net);
+        nn::unit_of(net).unshard();
         EXPECT_EQ(net.weight.value().dtype(), DType::bf16);
         EXPECT_EQ(net.scale.value().dtype(), DType::f32);
-        nn::reshard(net);
+        nn::unit_of(net).reshard();
       };
       expect_types();
       net.cast_to(DType::f64);
@@ -122,15 +122,15 @@ void expect_gradient_types(const Group& group, const DeviceMesh& mesh, const cha
   };
   nn::fully_shard(net, mesh, policy);
   net.materialize();
-  nn::set_gradient_divide_factor(net, 1);
+  nn::unit_of(net).set_gradient_divide_factor(1);
   const auto n = static_cast<float>(group->size());
   const auto rank = static_cast<float>(group->rank());
   const Tensor x = Tensor::from<float>({rank + 1, 257, 3, 2}, {4});
-  if (first == First::unsynced) nn::set_requires_gradient_sync(net, false);
-  if (first == First::unsummed) nn::set_requires_all_reduce(net, false);
+  if (first == First::unsynced) nn::units(net).set_requires_gradient_sync(false);
+  if (first == First::unsummed) nn::units(net).set_requires_all_reduce(false);
   backward(sum(net(x)));
-  nn::set_requires_gradient_sync(net, true);
-  nn::set_requires_all_reduce(net, true);
+  nn::units(net).set_requires_gradient_sync(true);
+  nn::units(net).set_requires_all_reduce(true);
   backward(sum(net(x)));
   EXPECT_EQ(net.a.grad().dtype(), DType::bf16);
   EXPECT_EQ(net.b.grad().dtype(), DType::f32);
@@ -175,9 +175,9 @@ void expect_sums_in_f64(const Group& group, const char* strategy, First first) {
   policy.mp_policy.grad_dtype = DType::f64;
   nn::fully_shard(net, DeviceMesh(group), policy);
   net.materialize();
-  if (first == First::unsynced) nn::set_requires_gradient_sync(net, false);
+  if (first == First::unsynced) nn::units(net).set_requires_gradient_sync(false);
   backward(sum(net(full({4}, 16777216))));
-  nn::set_requires_gradient_sync(net, true);
+  nn::units(net).set_requires_gradient_sync(true);
   backward(sum(net(ones({4}))));
   for (const nn::Parameter* p : net.parameters())
     EXPECT_TRUE(same_bits(whole(p->grad()), full({4}, 16777217, DType::f64))) << p->name() << " " << strategy;
@@ -236,7 +236,7 @@ TEST(FullyShard, F187_GatheredMemoryKeepsItsAddressAndIsCounted) {
         shard(other, DeviceMesh(group), policy, policy);
         net.materialize(nn::Seed{4});
         other.materialize(nn::Seed{4});
-        nn::set_keep_unsharded_storage(net, true);
+        nn::units(net).set_keep_unsharded_storage(true);
         EXPECT_EQ(held(MemoryCategory::unsharded), 0) << "nothing was gathered yet";
         const std::vector<const void*> before = gathered_addresses(net);
         const bool gathers = group->size() > 1 || is_bf16;
@@ -258,7 +258,7 @@ TEST(FullyShard, F187_GatheredMemoryKeepsItsAddressAndIsCounted) {
           EXPECT_EQ(held(MemoryCategory::unsharded), bytes);
         }
         EXPECT_EQ(gathered_addresses(net), before);
-        nn::set_keep_unsharded_storage(net, false);
+        nn::units(net).set_keep_unsharded_storage(false);
         EXPECT_EQ(held(MemoryCategory::unsharded), 0);
       });
 }
@@ -269,7 +269,7 @@ TEST(FullyShard, F187_MemoryThatIsKeptGoesWithItsModel) {
       Net net(kTwoBlocks);
       shard(net, DeviceMesh(group));
       net.materialize();
-      nn::set_keep_unsharded_storage(net, true);
+      nn::units(net).set_keep_unsharded_storage(true);
       net.cast_to(DType::bf16);
       gathered_addresses(net);
       EXPECT_GT(held(MemoryCategory::unsharded), 0);

@@ -229,7 +229,7 @@ TEST(FullyShard, F83_MeanOverRanksOrACustomFactorForOneModule) {
       net.materialize(nn::Seed{2});
       reference.materialize(nn::Seed{2});
       Block& special = *net.blocks.items()[1];
-      nn::set_gradient_divide_factor(special, 5);
+      nn::unit_of(special).set_gradient_divide_factor(5);
       // Every rank has the same batch: the mean over ranks is the reference, the sum is W times it.
       const Tensor x = batch_of(4, 5, 0, "x");
       backward(sum(net(x)));

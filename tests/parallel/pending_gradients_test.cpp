@@ -81,7 +81,7 @@ void expect_pending_seen(const Group& group, const Grid& grid) {
   const DeviceMesh mesh = grid.mesh(group);
   WaitingNets nets(group, mesh);
   EXPECT_TRUE(nn::pending_gradients(nets.net).empty());
-  nn::set_requires_gradient_sync(nets.net, false);
+  nn::units(nets.net).set_requires_gradient_sync(false);
   std::vector<const TensorImpl*> first;
   for (int micro = 0; micro < 3; ++micro) {
     nets.backward_all(micro);
@@ -99,7 +99,7 @@ void expect_pending_seen(const Group& group, const Grid& grid) {
     EXPECT_EQ(all_calls(mesh), before);
   }
   EXPECT_EQ(nn::pending_gradients(*nets.net.blocks.items()[0]).size(), 2) << "of this module alone";
-  nn::set_requires_gradient_sync(nets.net, true);
+  nn::units(nets.net).set_requires_gradient_sync(true);
   nn::finalize_backward(nets.net).wait();
   EXPECT_TRUE(nn::pending_gradients(nets.net).empty());
   expect_same_gradients(nets.net, nets.reference);
@@ -118,15 +118,15 @@ TEST(FullyShard, F170_ReducingByHandIsReducingInAPassBitForBit) {
       run_ranks(grid.ranks(), [&](const Group& group) {
         const DeviceMesh mesh = grid.mesh(group);
         WaitingNets in_pass(group, mesh, is_bf16), by_hand(group, mesh, is_bf16);
-        nn::set_requires_gradient_sync(by_hand.net, false);
+        nn::units(by_hand.net).set_requires_gradient_sync(false);
         for (int micro = 0; micro < 3; ++micro) {
-          nn::set_requires_gradient_sync(in_pass.net, micro == 2);
+          nn::units(in_pass.net).set_requires_gradient_sync(micro == 2);
           in_pass.backward_sharded(micro);
           by_hand.backward_sharded(micro);
           for (const nn::PendingGradient& g : nn::pending_gradients(by_hand.net))
             EXPECT_EQ(g.full.dtype(), DType::f32) << "of the reduction";
         }
-        nn::set_requires_gradient_sync(by_hand.net, true);
+        nn::units(by_hand.net).set_requires_gradient_sync(true);
         nn::finalize_backward(by_hand.net).wait();
         expect_same_gradient_bits(by_hand.net, in_pass.net);
         const std::int64_t before = all_calls(mesh);
@@ -140,10 +140,10 @@ TEST(FullyShard, F170_WhatIsWrittenIsReduced) {
   for (const bool is_bf16 : {false, true})
     run_ranks(2, [=](const Group& group) {
       WaitingNets nets(group, DeviceMesh(group), is_bf16);
-      nn::set_requires_gradient_sync(nets.net, false);
+      nn::units(nets.net).set_requires_gradient_sync(false);
       nets.backward_sharded(0);
       for (nn::PendingGradient& g : nn::pending_gradients(nets.net)) fill_into(g.full, group->rank() + 1);
-      nn::set_requires_gradient_sync(nets.net, true);
+      nn::units(nets.net).set_requires_gradient_sync(true);
       nn::finalize_backward(nets.net).wait();
       for (const nn::Parameter* p : nets.net.parameters())
         EXPECT_TRUE(same_bits(whole(p->grad()), full(p->shape(), 1.5))) << p->name();  // (1 + 2) / 2
@@ -156,7 +156,7 @@ TEST(FullyShard, F170_ClearingDropsWhatWaits) {
       const DeviceMesh mesh(group);
       WaitingNets nets(group, mesh, is_bf16), fresh(group, mesh, is_bf16);
       nn::AdamW optimizer(nets.net.parameters(), {.lr = 0.01});
-      nn::set_requires_gradient_sync(nets.net, false);
+      nn::units(nets.net).set_requires_gradient_sync(false);
       nets.backward_sharded(0);
       nets.net.head.weight.clear_grad();
       const std::vector<nn::PendingGradient> rest = nn::pending_gradients(nets.net);
@@ -165,7 +165,7 @@ TEST(FullyShard, F170_ClearingDropsWhatWaits) {
       optimizer.clear_gradients();
       EXPECT_TRUE(nn::pending_gradients(nets.net).empty());
       for (WaitingNets* each : {&nets, &fresh}) {
-        nn::set_requires_gradient_sync(each->net, true);
+        nn::units(each->net).set_requires_gradient_sync(true);
         each->backward_sharded(1);
       }
       expect_same_gradient_bits(nets.net, fresh.net);
@@ -177,7 +177,7 @@ TEST(FullyShard, F170_ShardsThatReplicasHaveNotSummed) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh = Grid{2, 2}.mesh(group);
     WaitingNets nets(group, mesh);
-    nn::set_requires_all_reduce(nets.net, false);
+    nn::units(nets.net).set_requires_all_reduce(false);
     std::vector<const TensorImpl*> first;
     for (int micro = 0; micro < 2; ++micro) {
       nets.backward_all(micro);
@@ -196,7 +196,7 @@ TEST(FullyShard, F170_ShardsThatReplicasHaveNotSummed) {
         EXPECT_FALSE(g.full.defined());
       }
     }
-    nn::set_requires_all_reduce(nets.net, true);
+    nn::units(nets.net).set_requires_all_reduce(true);
     nn::finalize_backward(nets.net).wait();
     EXPECT_TRUE(nn::pending_gradients(nets.net).empty());
     expect_same_gradients(nets.net, nets.reference);
@@ -214,7 +214,7 @@ TEST(FullyShard, F170_BesideTensorParallelismWhatWaitsIsDistributed) {
     shard_2d(net, root, grid, true);
     net.materialize(nn::Seed{2});
     local.materialize(nn::Seed{2});
-    nn::set_requires_gradient_sync(net, false);
+    nn::units(net).set_requires_gradient_sync(false);
     std::vector<const TensorImpl*> first;
     for (std::uint64_t micro = 0; micro < 2; ++micro) {
       const Tensor x = batch3(4, 3, micro, "x");
@@ -259,7 +259,7 @@ TEST(FullyShard, F170_F203_NothingWaitsForParametersThatWereDestroyed) {
       each->materialize(nn::Seed{2});
       each->beside->materialize(nn::Seed{2});
     }
-    nn::set_requires_gradient_sync(net, false);
+    nn::units(net).set_requires_gradient_sync(false);
     const Tensor x = batch_of(4, 6, 0, "x");
     backward(sum(square(net(x))));
     backward(sum(square(reference(x))));
@@ -274,7 +274,7 @@ TEST(FullyShard, F170_F203_NothingWaitsForParametersThatWereDestroyed) {
       ASSERT_TRUE(g.full.is_distributed());
       EXPECT_TRUE(near(g.full.local(), part_of(expected.grad().detach(), g.full), 1e-5)) << expected.name();
     }
-    nn::set_requires_gradient_sync(net, true);
+    nn::units(net).set_requires_gradient_sync(true);
     nn::finalize_backward(net).wait();
     EXPECT_TRUE(nn::pending_gradients(net).empty());
     expect_same_gradients(net, reference);

@@ -99,13 +99,13 @@ struct PrefetchVariant {
 void apply_lists(Net& net, int depth) {
   const auto& blocks = net.blocks.items();
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    std::vector<nn::Module*> next, previous;
+    std::vector<nn::UnitHandle> next, previous;
     for (std::size_t d = 1; d <= static_cast<std::size_t>(depth); ++d) {
-      if (i + d < blocks.size()) next.push_back(blocks[i + d]);
-      if (d <= i) previous.push_back(blocks[i - d]);
+      if (i + d < blocks.size()) next.push_back(nn::unit_of(*blocks[i + d]));
+      if (d <= i) previous.push_back(nn::unit_of(*blocks[i - d]));
     }
-    nn::set_modules_to_forward_prefetch(*blocks[i], next);
-    nn::set_modules_to_backward_prefetch(*blocks[i], previous);
+    nn::unit_of(*blocks[i]).set_forward_prefetch(next);
+    nn::unit_of(*blocks[i]).set_backward_prefetch(previous);
   }
 }
 
@@ -117,7 +117,7 @@ std::vector<float> train(const Group& group, const PrefetchVariant& variant) {
   shard(net, DeviceMesh(group), options, {.prefetch = variant.prefetch});
   net.materialize(nn::Seed{3});
   apply_lists(net, variant.explicit_depth);
-  nn::set_reduce_scatter_max_input_buffers(net, variant.max_reductions);
+  nn::units(net).set_max_reductions(variant.max_reductions);
   nn::AdamW optimizer(net.parameters(), {.lr = 0.05});
   for (std::uint64_t step = 0; step < 4; ++step) {
     for (std::uint64_t micro = 0; micro < 2; ++micro) {
@@ -250,11 +250,11 @@ TEST(FullyShard, F57_ReductionsInFlightAreLimited) {
     shard(net, DeviceMesh(group));
     net.materialize();
     for (int bad : {0, -1})
-      expect_error([&] { nn::set_reduce_scatter_max_input_buffers(net, bad); }, {"at least one", std::to_string(bad)});
+      expect_error([&] { nn::units(net).set_max_reductions(bad); }, {"at least one", std::to_string(bad)});
     const std::int64_t one = nn::unit_of(net).gathered_bytes();
     Accounting& memory = RankContext::current().allocator().accounting();
     for (int limit : {1, 2, 3}) {
-      nn::set_reduce_scatter_max_input_buffers(net, limit);
+      nn::units(net).set_max_reductions(limit);
       memory.reset_peaks();
       backward(sum(net(batch_of(2, 16, 0, "x"))));
       EXPECT_EQ(memory.peak(MemoryCategory::communication), limit * one);
@@ -277,19 +277,19 @@ TEST(FullyShard, F73_GathersAfterTheOptimizerSeeNewWeightsAndItWaitedOnce) {
       backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group)));
       backward(mean_square(reference(x), y));
       // A gather of the old weights is still reading the shards, here and by the peer, when the optimizer comes.
-      nn::unshard(block);
-      nn::reshard(block);
-      nn::UnshardHandle reading = nn::unshard_async(block);
+      nn::unit_of(block).unshard();
+      nn::unit_of(block).reshard();
+      nn::UnshardHandle reading = nn::unit_of(block).unshard_async();
       const Ref<Storage> shards = [&] {
-        nn::reshard(block);
+        nn::unit_of(block).reshard();
         return block.linear_layer.weight.value().local().storage();
       }();
       optimizer.step_and_clear();
       EXPECT_FALSE(shards->is_lent());  // waited for once; the next write does not wait
       expected.step_and_clear();
-      nn::unshard(block);
+      nn::unit_of(block).unshard();
       EXPECT_TRUE(near(block.linear_layer.weight.value(), reference.blocks.items()[0]->linear_layer.weight.value()));
-      nn::reshard(block);
+      nn::unit_of(block).reshard();
       for (const nn::UnitHandle& g : nn::units(net)) EXPECT_FALSE(g.is_gathered());
     }
   });
@@ -302,13 +302,13 @@ TEST(FullyShard, F36_HandleWaitsAndReadingWaitsToo) {
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{3});
     reference.materialize(nn::Seed{3});
-    nn::UnshardHandle handle = nn::unshard_async(net);
+    nn::UnshardHandle handle = nn::unit_of(net).unshard_async();
     const Tensor weight = net.head.weight.value();
     EXPECT_TRUE(weight.storage()->is_lent());
     handle.wait();
     EXPECT_FALSE(weight.storage()->is_lent());
     EXPECT_TRUE(same_bits(weight, reference.head.weight.value()));
-    nn::unshard(*net.blocks.items()[0]);  // no handle
+    nn::unit_of(*net.blocks.items()[0]).unshard();  // no handle
     EXPECT_TRUE(same_bits(net.blocks.items()[0]->linear_layer.weight.value(),
                           reference.blocks.items()[0]->linear_layer.weight.value()));
   });
@@ -319,12 +319,12 @@ TEST(FullyShard, PrefetchListsNeedWrappedModules) {
     Net net(kThreeBlocks);
     shard(net, DeviceMesh(group));
     Block& block = *net.blocks.items()[0];
-    expect_error([&] { nn::set_modules_to_forward_prefetch(block, {&block.linear_layer}); },
+    expect_error([&] { nn::unit_of(block).set_forward_prefetch({nn::unit_of(block.linear_layer)}); },
                  {"blocks.0.linear", "not wrapped"});
-    expect_error([&] { nn::set_modules_to_backward_prefetch(block, {&net.head}); }, {"head", "not wrapped"});
-    expect_error([&] { nn::set_modules_to_forward_prefetch(net.head, {&block}); }, {"head", "not wrapped"});
+    expect_error([&] { nn::unit_of(block).set_backward_prefetch({nn::unit_of(net.head)}); }, {"head", "not wrapped"});
+    expect_error([&] { nn::unit_of(net.head).set_forward_prefetch({nn::unit_of(block)}); }, {"head", "not wrapped"});
     Net plain(kThreeBlocks);
-    expect_error([&] { nn::set_requires_gradient_sync(plain, false); },
+    expect_error([&] { nn::units(plain).set_requires_gradient_sync(false); },
                  {"\"(model)\" is not wrapped", "shard_units()"});
   });
 }

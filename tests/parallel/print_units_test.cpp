@@ -56,11 +56,11 @@ TEST(PrintUnits, RoutesSayHowGradientsAreReducedAsThingsStand) {
       return line == std::string::npos ? text : text.substr(line, text.find('\n', line) - line);
     };
     EXPECT_EQ(route(), "  4 parameters: scatter arrival>shard, sum_replicas shard>shard, keep shard>grad");
-    nn::set_requires_all_reduce(net, false);
+    nn::units(net).set_requires_all_reduce(false);
     EXPECT_EQ(route(), "  4 parameters: scatter arrival>shard, keep shard>unsummed");
     backward(sum(net(batch_of(2, 16, 0, "x"))));
     EXPECT_EQ(route(), "  4 parameters: scatter arrival>unsummed +unsummed, keep unsummed>unsummed");
-    nn::set_requires_gradient_sync(net, false);
+    nn::units(net).set_requires_gradient_sync(false);
     EXPECT_EQ(route(), "  4 parameters: hold arrival>held");
   });
 }

@@ -106,8 +106,8 @@ void train_beside_one_rank(const Group& group, const RouteChoice& c, const nn::U
   const double limit = c[kDtypes] == 0 ? 1e-5 : 3e-2;
   for (std::uint64_t step = 0; step < 3; ++step) {
     for (std::uint64_t micro = 0; micro < 2; ++micro) {
-      nn::set_requires_gradient_sync(net, micro == 1 || c[kFirstPass] != 1);
-      nn::set_requires_all_reduce(net, micro == 1 || c[kFirstPass] != 2);
+      nn::units(net).set_requires_gradient_sync(micro == 1 || c[kFirstPass] != 1);
+      nn::units(net).set_requires_all_reduce(micro == 1 || c[kFirstPass] != 2);
       backward(spread.loss(2 * step + micro));
       backward(whole.loss(2 * step + micro) * (c[kHook] == 1 ? 0.5 : 1.0));
     }

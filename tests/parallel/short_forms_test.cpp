@@ -1,5 +1,5 @@
-// One call for what usually goes together: save and load, NoSync, mean_over, compile() on the ranks of the job. Oracles:
-// the long forms, and closed forms.
+// One call for what usually goes together: save and load, NoSync, mean_over, compile() on the ranks of the job.
+// Oracles: the long forms, and closed forms.
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
@@ -77,7 +77,7 @@ TEST(ShortForms, BackwardPassesInNoSyncReduceNothing) {
         backward(sum(scoped.net(x)));
         EXPECT_EQ(nn::pending_gradients(scoped.net).empty(), m == 1);
       }
-      nn::set_requires_gradient_sync(told.net, m == 1);
+      nn::units(told.net).set_requires_gradient_sync(m == 1);
       backward(sum(told.net(x)));
     }
     scoped.optimizer->step_and_clear();

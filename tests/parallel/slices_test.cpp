@@ -42,7 +42,7 @@ TEST(FullyShard, F8_NumbersOfRanksThatDoNotDivideAreRefused) {
                  {"\"replicate_dp\"", "is flattened", "groups of 2 ranks"});
     EXPECT_FALSE(nn::is_fully_sharded(net));
     nn::fully_shard(net, line, to_ranks(2));
-    expect_error([&] { nn::set_reshard_after_forward(net, 3); }, {"must divide the 4 ranks"});
+    expect_error([&] { nn::units(net).set_reshard_after_forward(3); }, {"must divide the 4 ranks"});
   });
 }
 
@@ -58,15 +58,15 @@ TEST(FullyShard, F9_F202_WhatIsSetAfterTheCallMeansWhatTheOptionMeans) {
       t.optimizer->clear_gradients();
       return placed;
     };
-    nn::set_reshard_after_forward(t.net, 2);
+    nn::units(t.net).set_reshard_after_forward(2);
     EXPECT_EQ(after_forward(), "f32[7,5]{0: dp_inner}");
-    nn::set_reshard_after_forward(t.net, 4);
+    nn::units(t.net).set_reshard_after_forward(4);
     EXPECT_EQ(after_forward(), "f32[7,5]{0: dp}");
-    nn::set_reshard_after_forward(t.net, 1);
+    nn::units(t.net).set_reshard_after_forward(1);
     EXPECT_EQ(after_forward(), "f32[7,5]");
-    nn::set_reshard_after_forward(t.net, 2);
+    nn::units(t.net).set_reshard_after_forward(2);
     const Tensor loss = sum(t.net(x));
-    nn::set_reshard_after_forward(t.net, true);  // slices that are there go
+    nn::units(t.net).set_reshard_after_forward(true);  // slices that are there go
     EXPECT_EQ(describe(first_weight(t).value()), "f32[7,5]{0: dp}");
     backward(loss);
     EXPECT_EQ(after_forward(), "f32[7,5]{0: dp}");

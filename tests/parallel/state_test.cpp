@@ -142,11 +142,11 @@ TEST(FullyShard, F35_UnshardAndReshardActOnOneModule) {
     Block& block = *net.blocks.items()[0];
     const Tensor before = Tensor::from<float>(block.linear_layer.weight.value().local().to_vector<float>(),
                                               block.linear_layer.weight.value().local().shape());
-    nn::unshard(block);
+    nn::unit_of(block).unshard();
     EXPECT_FALSE(block.linear_layer.weight.value().is_distributed());
     EXPECT_TRUE(net.head.weight.value().is_distributed());
     EXPECT_TRUE(net.blocks.items()[1]->linear_layer.weight.value().is_distributed());
-    nn::reshard(block);
+    nn::unit_of(block).reshard();
     EXPECT_TRUE(same_bits(block.linear_layer.weight.value().local(), before));
     EXPECT_EQ(unsharded_bytes(), 0);
   });
@@ -158,7 +158,7 @@ TEST(FullyShard, F36_AsyncUnshardReturnsAHandle) {
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{2});
     reference.materialize(nn::Seed{2});
-    nn::UnshardHandle handle = nn::unshard_async(net);
+    nn::UnshardHandle handle = nn::unit_of(net).unshard_async();
     handle.wait();
     handle.wait();
     EXPECT_TRUE(same_bits(net.head.weight.value(), reference.head.weight.value()));
@@ -196,7 +196,7 @@ TEST(FullyShard, F37_WeightsChangedBetweenForwardAndBackwardAreNoticed) {
     nn::AdamW optimizer(net.parameters(), {.lr = 0.1});
     backward(sum(net(batch_of(2, 6, 0, "x"))));
     const Tensor late = sum(net(batch_of(2, 6, 1, "x")));
-    nn::reshard(net);
+    nn::unit_of(net).reshard();
     optimizer.step_and_clear();
     expect_error([&] { backward(late); }, {"saved for backward", "has been written since"});
   });
@@ -213,16 +213,16 @@ TEST(FullyShard, F38_WritesToGatheredParametersAreLost) {
       net.materialize(nn::Seed{2});
       const nn::Parameter& weight = net.head.weight;
       const auto shard_before = weight.value().local().to_vector<float>();
-      nn::unshard(net);
+      nn::unit_of(net).unshard();
       const auto gathered = weight.value().to_vector<float>();
       {
         const GradMode off(false);
         fill_into(weight.value().detach(), 7);
       }
       EXPECT_EQ(weight.value().to_vector<float>()[0], 7);
-      nn::reshard(net);
+      nn::unit_of(net).reshard();
       EXPECT_EQ(weight.value().local().to_vector<float>(), shard_before);
-      nn::unshard(net);
+      nn::unit_of(net).unshard();
       EXPECT_EQ(weight.value().to_vector<float>(), gathered);
     });
 }

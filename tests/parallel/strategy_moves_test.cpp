@@ -39,14 +39,14 @@ struct MovedTraining {
         unit.set_gather_transform(nn::int8_gather());
         unit.set_custom_reduce(nn::int8_reduce());
       }
-    nn::set_keep_unsharded_storage(net, extras.keeps_storage);
+    nn::units(net).set_keep_unsharded_storage(extras.keeps_storage);
     net.materialize(nn::Seed{5});
     optimizer = std::make_unique<nn::AdamW>(net.parameters());
   }
   Tensor step(const Tensor& x) {
     Tensor loss;
     for (int micro = 1; micro <= extras.micro_batches; ++micro) {
-      nn::set_requires_gradient_sync(net, micro == extras.micro_batches);
+      nn::units(net).set_requires_gradient_sync(micro == extras.micro_batches);
       loss = sum(net(x));
       backward(loss);
     }

@@ -342,11 +342,11 @@ TEST(FullParameters, OfOtherParametersMayBeNested) {
       (inner_ends_first ? inner : outer)->close();
       EXPECT_TRUE((inner_ends_first ? net.in : net.head).weight.value().is_distributed());
       EXPECT_FALSE((inner_ends_first ? net.head : net.in).weight.value().is_distributed());
-      expect_error([&] { nn::unshard(net); }, {"summoned"});
+      expect_error([&] { nn::unit_of(net).unshard(); }, {"summoned"});
       (inner_ends_first ? outer : inner)->close();
       expect_same_bits(net, reference);
-      nn::unshard(net);
-      nn::reshard(net);
+      nn::unit_of(net).unshard();
+      nn::unit_of(net).reshard();
     });
 }
 
@@ -438,7 +438,7 @@ void expect_looks_change_nothing(const Group& group, const DeviceMesh& mesh, con
     for (const bool is_last : {false, true}) {
       const Tensor x = slice_of(batch_of(12, 6, is_last ? 1 : 0, "x"), *group);
       for (Net* each : {&net, &twin}) {
-        nn::set_requires_gradient_sync(*each, is_last);
+        nn::units(*each).set_requires_gradient_sync(is_last);
         const Tensor loss = mean(square((*each)(x)));
         if (each == &net) {
           const FullParameters full(net);
@@ -470,8 +470,8 @@ TEST(FullParameters, ALookInTheMiddleOfAStepChangesNothing) {
   const auto in_8_bits = [](nn::Module& net) {
     for (const nn::UnitHandle& unit : nn::units(net)) unit.set_gather_transform(nn::int8_gather());
   };
-  const auto keeps_storage = [](nn::Module& net) { nn::set_keep_unsharded_storage(net, true); };
-  const auto stays = [](nn::Module& net) { nn::set_reshard_after_backward(net, false); };
+  const auto keeps_storage = [](nn::Module& net) { nn::units(net).set_keep_unsharded_storage(true); };
+  const auto stays = [](nn::Module& net) { nn::units(net).set_reshard_after_backward(false); };
   nn::UnitPolicy slices;
   slices.reshard_after_forward = 2;
   run_ranks(4, [&](const Group& group) {

@@ -85,7 +85,7 @@ const std::vector<TiedStep> kTiedSteps = {
 void expect_tied_steps(const Group& group, const DeviceMesh& mesh, const nn::UnitPolicy& policy, Wrapped wrapped) {
   TiedAtBothEnds net, reference;
   shard_tied(net, mesh, policy, wrapped);
-  nn::set_reduce_unused(net, true);
+  nn::units(net).set_reduce_unused(true);
   net.materialize(nn::Seed{3});
   reference.materialize(nn::Seed{3});
   nn::AdamW optimizer(net.parameters(), {.lr = 0.01}), expected(reference.parameters(), {.lr = 0.01});
@@ -94,7 +94,7 @@ void expect_tied_steps(const Group& group, const DeviceMesh& mesh, const nn::Uni
     const TiedStep& plan = kTiedSteps[step];
     for (std::size_t pass = 0; pass < plan.passes.size(); ++pass) {
       const Tensor x = batch_of(12, 7, 10 * step + pass, "x");
-      nn::set_requires_gradient_sync(net, !plan.waits || pass + 1 == plan.passes.size());
+      nn::units(net).set_requires_gradient_sync(!plan.waits || pass + 1 == plan.passes.size());
       backward(tied_loss(net, slice_of(x, *group), plan.passes[pass]));
       backward(tied_loss(reference, x, plan.passes[pass]));
     }
@@ -177,7 +177,7 @@ struct TiedTraining {
   Tensor step(const Tensor& x, const Tensor&) {
     Tensor loss;
     for (const bool is_last : {false, true}) {
-      nn::set_requires_gradient_sync(net, is_last);
+      nn::units(net).set_requires_gradient_sync(is_last);
       loss = tied_loss(net, x, {true, is_last});
       backward(loss);
     }

@@ -106,7 +106,7 @@ struct Twin {
   Tensor step(const Tensor& x, const Tensor& y) {
     Tensor loss;
     for (int micro = 0; micro < 2; ++micro) {
-      if (syncs_by_itself && is_sharded()) nn::set_requires_gradient_sync(net, micro == 1);
+      if (syncs_by_itself && is_sharded()) nn::units(net).set_requires_gradient_sync(micro == 1);
       loss = mean_square(net(x), y);
       backward(loss);
     }
@@ -146,7 +146,9 @@ const Change kChanges[] = {
      }},
     {"freeze", false, [](Twin& t, bool on) { t.net.head.bias->set_requires_grad(!on); }},
     {"divide_factor", true,
-     [](Twin& t, bool on) { nn::set_gradient_divide_factor(t.net, on ? 12 : static_cast<double>(t.group->size())); }},
+     [](Twin& t, bool on) {
+       nn::unit_of(t.net).set_gradient_divide_factor(on ? 12 : static_cast<double>(t.group->size()));
+     }},
     {"all_reduce_hook", true,
      [](Twin& t, bool on) {
        nn::AllReduceHook hook;
@@ -156,30 +158,32 @@ const Change kChanges[] = {
          };
        nn::unit_of(t.net).set_all_reduce_hook(hook);
      }},
-    {"reshard_after_forward", true, [](Twin& t, bool on) { nn::set_reshard_after_forward(t.net, !on); }},
+    {"reshard_after_forward", true, [](Twin& t, bool on) { nn::units(t.net).set_reshard_after_forward(!on); }},
     {"reshard_to_two", true,
      [](Twin& t, bool on) {
        if (t.group->size() == 4 && nn::unit_of(t.net).layout().shards == 4) {
-         if (on) nn::set_reshard_after_forward(t.net, 2);
-         else nn::set_reshard_after_forward(t.net, true);
+         if (on) nn::units(t.net).set_reshard_after_forward(2);
+         else nn::units(t.net).set_reshard_after_forward(true);
        }
      }},
-    {"reshard_after_backward", true, [](Twin& t, bool on) { nn::set_reshard_after_backward(t.net, !on); }},
+    {"reshard_after_backward", true, [](Twin& t, bool on) { nn::units(t.net).set_reshard_after_backward(!on); }},
     {"forward_prefetch", true,
      [](Twin& t, bool on) {
        const auto& blocks = t.net.blocks.items();
-       nn::set_modules_to_forward_prefetch(
-           *blocks[0], on ? std::vector<nn::Module*>{blocks[1], blocks[2]} : std::vector<nn::Module*>{});
+       std::vector<nn::UnitHandle> next;
+       if (on) next = {nn::unit_of(*blocks[1]), nn::unit_of(*blocks[2])};
+       nn::unit_of(*blocks[0]).set_forward_prefetch(next);
      }},
     {"backward_prefetch", true,
      [](Twin& t, bool on) {
        const auto& blocks = t.net.blocks.items();
-       nn::set_modules_to_backward_prefetch(
-           *blocks[2], on ? std::vector<nn::Module*>{blocks[1], blocks[0]} : std::vector<nn::Module*>{});
+       std::vector<nn::UnitHandle> next;
+       if (on) next = {nn::unit_of(*blocks[1]), nn::unit_of(*blocks[0])};
+       nn::unit_of(*blocks[2]).set_backward_prefetch(next);
      }},
-    {"max_reductions", true, [](Twin& t, bool on) { nn::set_reduce_scatter_max_input_buffers(t.net, on ? 3 : 1); }},
-    {"keeps_memory", true, [](Twin& t, bool on) { nn::set_keep_unsharded_storage(t.net, on); }},
-    {"reduce_unused", true, [](Twin& t, bool on) { nn::set_reduce_unused(t.net, on); }},
+    {"max_reductions", true, [](Twin& t, bool on) { nn::units(t.net).set_max_reductions(on ? 3 : 1); }},
+    {"keeps_memory", true, [](Twin& t, bool on) { nn::units(t.net).set_keep_unsharded_storage(on); }},
+    {"reduce_unused", true, [](Twin& t, bool on) { nn::units(t.net).set_reduce_unused(on); }},
 };
 
 /// What one twin has come to in a step.

@@ -90,10 +90,10 @@ TEST(FullyShard, F124_ParametersPrintTheirOrderOfSplitting) {
     EXPECT_NE(text.find("weight f32[8,5]{0: tp,dp}  160 B, 40 B here"), std::string::npos) << text;
     EXPECT_NE(text.find("weight f32[5,8]{0: dp; 1: tp}"), std::string::npos) << text;
     // In its own forward a module sees what tensor parallelism left of it.
-    nn::unshard(block);
+    nn::unit_of(block).unshard();
     EXPECT_EQ(describe(block.up.weight.value()), "f32[8,5]{0: tp}");
     EXPECT_EQ(describe(block.gain.weight.value()), "f32[5]{}");
-    nn::reshard(block);
+    nn::unit_of(block).reshard();
   });
 }
 
@@ -167,7 +167,7 @@ TEST(FullyShard, F79_TwoDimensionalMicroBatchesAddUp) {
       net.materialize(nn::Seed{2});
       reference.materialize(nn::Seed{2});
       for (std::uint64_t micro = 0; micro < 3; ++micro) {
-        nn::set_requires_all_reduce(net, micro != 1);
+        nn::units(net).set_requires_all_reduce(micro != 1);
         const Tensor x = batch3(kBatch, 3, micro, "x");
         backward(mul(mean(square(net(rows_of(x, root)))), 3));
         backward(mul(mean(square(reference(x))), 3));

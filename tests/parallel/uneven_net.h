@@ -48,7 +48,7 @@ struct PolicyTraining {
   Tensor accumulate(const Tensor& x, bool waits = false) {
     Tensor loss;
     for (const double factor : {1.0, 0.5}) {
-      if (waits) nn::set_requires_gradient_sync(net, factor < 1);
+      if (waits) nn::units(net).set_requires_gradient_sync(factor < 1);
       loss = sum(square(net(mul(x, factor))));
       backward(loss);
     }

@@ -286,17 +286,17 @@ TEST(FullyShard, F192_UnitsAreComparedAgainAfterAReset) {
       net.materialize(nn::Seed{3});
       const auto step = [&] { backward(sum(net(batch_of(2, 6, 0, "x")))); };
       if (has_run) step();
-      else nn::unshard(net);
+      else nn::unit_of(net).unshard();
       if (group->rank() == 1) nn::unit_of(net).set_forward_prefetch({nn::unit_of(*net.blocks.items()[1])});
       nn::reset_after_error(net);
-      const auto again = [&] { has_run ? step() : nn::unshard(net); };
+      const auto again = [&] { has_run ? step() : nn::unit_of(net).unshard(); };
       expect_error(again, {"the forward prefetch is none on rank 0; blocks.1 on rank 1"});
     });
 }
 
 // By hand before the first forward: in whatever way a rank comes to it first.
 TEST(FullyShard, F192_WhoeverCommunicatesFirstCompares) {
-  const auto unshard = [](Net& net) { nn::unshard(net); };
+  const auto unshard = [](Net& net) { nn::unit_of(net).unshard(); };
   const auto summon = [](Net& net) { const nn::FullParameters full(net); };
   const auto run = [](Net& net) { net(batch_of(2, 6, 0, "x")); };
   const std::vector<std::function<void(Net&)>> ways = {unshard, summon, run};

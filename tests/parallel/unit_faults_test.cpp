@@ -221,7 +221,7 @@ TEST(FullyShard, F197_AStepWhileParametersAreGatheredUpdatesTheShards) {
     const Tensor x = batch_of(12, 6, 0, "x"), y = batch_of(12, 5, 0, "y");
     backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group)));
     backward(mean_square(reference(x), y));
-    nn::unshard(net);
+    nn::unit_of(net).unshard();
     const Tensor gathered = net.head.weight.value();
     EXPECT_FALSE(gathered.is_distributed());
     EXPECT_TRUE(net.head.weight.sharded_value().is_distributed());
@@ -381,11 +381,11 @@ TEST(FullyShard, F203_HandlesOutliveTheirModules) {
     auto net = std::make_unique<Net>(kTwoBlocks);
     shard(*net, DeviceMesh(group));  // the only handles of the mesh: the last one waits for work in flight
     net->materialize(nn::Seed{3});
-    nn::set_requires_gradient_sync(*net, false);
+    nn::units(*net).set_requires_gradient_sync(false);
     backward(sum((*net)(batch_of(2, 6, 0, "x"))));
-    nn::set_requires_gradient_sync(*net, true);
+    nn::units(*net).set_requires_gradient_sync(true);
     const nn::GradientReduction reduction = nn::finalize_backward(*net);
-    const nn::UnshardHandle gather = nn::unshard_async(*net);
+    const nn::UnshardHandle gather = nn::unit_of(*net).unshard_async();
     const nn::UnitHandle unit = nn::unit_of(*net);
     net.reset();
     EXPECT_EQ(memory.total(), before);

@@ -38,9 +38,9 @@ TEST(FullyShard, LayoutsOfUnitsEndWithTheirModel) {
       shard(net, DeviceMesh(group), way.options, way.options);
       net.materialize(nn::Seed{3});
       if (way.accumulates) {
-        nn::set_requires_gradient_sync(net, false);
+        nn::units(net).set_requires_gradient_sync(false);
         backward(sum(net(batch_of(2, 6, 0, "x"))));
-        nn::set_requires_gradient_sync(net, true);
+        nn::units(net).set_requires_gradient_sync(true);
       }
       backward(sum(net(batch_of(2, 6, 0, "x"))));
       const nn::UnitHandle unit = nn::unit_of(net);

@@ -149,7 +149,7 @@ TEST(FullyShard, F66_UnusedParametersCountAsZeroOnRequest) {
     run_ranks(ranks, [](const Group& group) {
       ChoosingNet net, reference;
       shard(net, DeviceMesh(group), {.reduce_unused = true});
-      nn::set_reduce_unused(net, true);
+      nn::units(net).set_reduce_unused(true);
       net.materialize(nn::Seed{3});
       reference.materialize(nn::Seed{3});
       for (std::uint64_t step = 0; step < 3; ++step) {
@@ -170,18 +170,18 @@ TEST(FullyShard, F66_F86_UnusedParametersOfPassesThatWaitCountAsZeroToo) {
       run_ranks(4, [=](const Group& group) {
         ChoosingNet net, reference;
         shard(net, is_grid ? DeviceMesh(group, {{"replicate", 2}, {"dp", 2}}) : DeviceMesh(group));
-        nn::set_reduce_unused(net, true);
+        nn::units(net).set_reduce_unused(true);
         net.materialize(nn::Seed{3});
         reference.materialize(nn::Seed{3});
         for (std::uint64_t step = 0; step < 2; ++step) {
-          nn::set_requires_gradient_sync(net, false);
-          nn::set_is_last_backward(net, !is_by_hand);
+          nn::units(net).set_requires_gradient_sync(false);
+          nn::unit_of(net).set_is_last_backward(!is_by_hand);
           backward_both(net, reference, *group, step);  // twice in the same way: a rank uses half of each block
-          if (!is_by_hand) nn::set_requires_gradient_sync(net, true);
+          if (!is_by_hand) nn::units(net).set_requires_gradient_sync(true);
           backward_both(net, reference, *group, step);
           if (is_by_hand) {
-            nn::set_requires_gradient_sync(net, true);
-            nn::set_is_last_backward(net, true);
+            nn::units(net).set_requires_gradient_sync(true);
+            nn::unit_of(net).set_is_last_backward(true);
             nn::finalize_backward(net);
           }
           expect_and_clear(net, reference);
@@ -209,7 +209,7 @@ TEST(FullyShard, F66_F79_ZerosThatWaitTakeTheKindOfWhatIsAdded) {
           for (std::uint64_t pass = 0; pass < 3; ++pass) {
             for (Choosing* block : each->blocks.items()) block->uses_a = pass != 1;
             const Tensor x = batch_of(12, 6, pass, "x");
-            if (each != &reference) nn::set_requires_gradient_sync(*each, pass == 2);
+            if (each != &reference) nn::units(*each).set_requires_gradient_sync(pass == 2);
             backward(sum(square((*each)(each == &reference ? x : distribute(x, mesh, Shard(0))))));
           }
         }
@@ -316,9 +316,9 @@ TEST(FullyShard, F202_ADivideFactorThatIsNoNumberIsRefused) {
     Net net({6, 10, 5});
     shard(net, DeviceMesh(group));
     for (const double factor : {std::numeric_limits<double>::infinity(), std::nan(""), 0.0, -1.0})
-      expect_error([&] { nn::set_gradient_divide_factor(net, factor); }, {"divide factor", "above 0"});
+      expect_error([&] { nn::unit_of(net).set_gradient_divide_factor(factor); }, {"divide factor", "above 0"});
     for (const double factor : {1e-300, 1e300, 1e-42})
-      expect_error([&] { nn::set_gradient_divide_factor(net, factor); },
+      expect_error([&] { nn::unit_of(net).set_gradient_divide_factor(factor); },
                    {"divide factor", fmt::format("{}", factor), "f32", "1e-37"});
   });
 }

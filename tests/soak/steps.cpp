@@ -119,7 +119,7 @@ struct Training {
       nn::UnitPolicy blocks = root;
       blocks.mp_policy.output_dtype.reset();  // of the model's output alone
       shard(net, *mesh, blocks, root);
-      nn::set_reshard_after_backward(net, !plan.keeps_gathered);
+      nn::units(net).set_reshard_after_backward(!plan.keeps_gathered);
       if (plan.in_8_bits) communicate_in_8_bits();
       if (plan.scales_loss) scaler = std::make_unique<nn::LossScaler>(kScale);
     }
@@ -244,17 +244,17 @@ class Phase {
   void make_passes(Training& training, std::span<const Tensor> in, std::size_t count) const {
     const StepWork& work = now_.work;
     ChoosingNet& net = training.net;
-    nn::set_reduce_unused(net, work.reduces_unused);
-    nn::set_is_last_backward(net, !work.ends_by_hand);
+    nn::units(net).set_reduce_unused(work.reduces_unused);
+    nn::unit_of(net).set_is_last_backward(!work.ends_by_hand);
     for (std::size_t i = 0; i < count; ++i) {
-      nn::set_requires_gradient_sync(net, work.passes[i].syncs);
-      nn::set_requires_all_reduce(net, work.passes[i].all_reduces);
+      nn::units(net).set_requires_gradient_sync(work.passes[i].syncs);
+      nn::units(net).set_requires_all_reduce(work.passes[i].all_reduces);
       backward(training.scaled(loss(net, i, group_->rank(), in)));
     }
     if (!work.ends_by_hand || count < work.passes.size()) return;
-    nn::set_requires_gradient_sync(net, true);
-    nn::set_requires_all_reduce(net, true);
-    nn::set_is_last_backward(net, true);
+    nn::units(net).set_requires_gradient_sync(true);
+    nn::units(net).set_requires_all_reduce(true);
+    nn::unit_of(net).set_is_last_backward(true);
     nn::finalize_backward(net);
   }
   void train(Training& training, std::span<const Tensor> in) const {

@@ -111,9 +111,9 @@ MakeItem begin_meshes(const Group& group) {
     nn::AdamW optimizer(net.parameters());
     const Tensor x = zeros({2, 6});
     if (how.accumulates) {
-      nn::set_requires_gradient_sync(net, false);
+      nn::units(net).set_requires_gradient_sync(false);
       backward(sum(net(x)));
-      nn::set_requires_gradient_sync(net, true);
+      nn::units(net).set_requires_gradient_sync(true);
     }
     backward(sum(net(x)));
     optimizer.step_and_clear();

@@ -92,7 +92,7 @@ Tensor TrainStep::micro_batches(const Tensor& tokens, const Tensor& targets, boo
     if (m == parts - 1 && steps_in_backward) optimizer_->step_in_backward({.clears_gradients = !options_.metrics});
     Tensor loss = (*model_)(in, out);
     if (!whole) loss = mul(loss, 1.0 / static_cast<double>(parts));
-    if (!whole && config_.plan.fully_shard) nn::set_requires_gradient_sync(*model_, m == parts - 1);
+    if (!whole && config_.plan.fully_shard) nn::units(*model_).set_requires_gradient_sync(m == parts - 1);
     backward(scaler_ ? scaler_->scale(loss) : loss);
     loss = loss.local().detach();  // every rank of the tp axis has the whole of it
     mean_loss = mean_loss.defined() ? add(mean_loss, loss) : loss;

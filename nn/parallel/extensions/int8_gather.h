@@ -1,7 +1,7 @@
 #pragma once
 // Weights gathered in 8 bits, as ZeRO++ does (Wang et al. 2023): an example of a gather transform.
 //
-//   for (const UnitHandle& unit : units(model)) unit.set_gather_transform(int8_gather());
+//   units(model).set_gather_transform(int8_gather());
 //
 // Matrices and larger tensors travel as 8-bit values and a scale for each block (blocks.h); vectors (norms, biases) as
 // they are: they are few bytes. All ranks, the owner too, compute with the decoded values; the optimizer updates exact

@@ -2,7 +2,7 @@
 // Gradients reduced in 8 bits, as ZeRO++ does (Wang et al. 2023): an example of a reduction of the user's, and of a row
 // that works on a queue.
 //
-//   for (const UnitHandle& unit : units(model)) unit.set_custom_reduce(int8_reduce());
+//   units(model).set_custom_reduce(int8_reduce());
 //
 //   full gradients of this rank   | for rank 0 ... | for rank 1 ... |      8-bit values and a scale for each block
 //   (blocks.h)

@@ -11,23 +11,23 @@
 
 namespace sherd::nn {
 
-UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, const UnitPolicy& options) {
+UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, const UnitPolicy& policy) {
   check(
-      !options.offload || options.offload->bytes_in_memory == 0,
+      !policy.offload || policy.offload->bytes_in_memory == 0,
       "fully_shard: offload with {} bytes in memory is a budget of all units: call shard_units(), or choose here which "
       "units are offloaded",
-      options.offload ? options.offload->bytes_in_memory : 0);
+      policy.offload ? policy.offload->bytes_in_memory : 0);
   UnitPlans plans;
-  plans.add(modules, mesh, options);
+  plans.add(modules, mesh, policy);
   return plans.wrap().front();
 }
 
-UnitHandle fully_shard(Module& module, const DeviceMesh& mesh, const UnitPolicy& options) {
-  return fully_shard(std::vector<Module*>{&module}, mesh, options);
+UnitHandle fully_shard(Module& module, const DeviceMesh& mesh, const UnitPolicy& policy) {
+  return fully_shard(std::vector<Module*>{&module}, mesh, policy);
 }
 
-UnitHandle fully_shard(Module& module, const UnitPolicy& options) {
-  return fully_shard(module, DeviceMesh::world(), options);
+UnitHandle fully_shard(Module& module, const UnitPolicy& policy) {
+  return fully_shard(module, DeviceMesh::world(), policy);
 }
 
 bool is_fully_sharded(const Module& module) { return wrap_of(module) != nullptr; }
@@ -36,89 +36,13 @@ UnitHandle unit_of(Module& module) { return UnitHandle(wrapped(module).shared_fr
 
 namespace {
 
-std::vector<UnitHandle> handles_of(const std::vector<Module*>& modules) {
-  std::vector<UnitHandle> handles;
-  for (Module* module : modules) handles.push_back(unit_of(*module));
-  return handles;
-}
-
-}  // namespace
-
-std::vector<UnitHandle> units(Module& root) {
-  std::vector<UnitHandle> handles;
-  for (Wrap* wrap : wraps_below(root))
-    if (!wrap->units.empty()) handles.emplace_back(wrap->shared_from_this());
-  return handles;
-}
-
-// ---- the same by module ----
-
-void unshard(Module& module) { unit_of(module).unshard(); }
-UnshardHandle unshard_async(Module& module) { return unit_of(module).unshard_async(); }
-void reshard(Module& module) { unit_of(module).reshard(); }
-void set_gradient_divide_factor(Module& module, double factor) { unit_of(module).set_gradient_divide_factor(factor); }
-
-void set_requires_all_reduce(Module& module, bool on, bool recurse) {
-  unit_of(module).set_requires_all_reduce(on);
-  if (!recurse) return;
-  for (const UnitHandle& unit : units(module)) unit.set_requires_all_reduce(on);
-}
-
-void set_requires_gradient_sync(Module& module, bool on, bool recurse) {
-  unit_of(module).set_requires_gradient_sync(on);
-  if (!recurse) return;
-  for (const UnitHandle& unit : units(module)) unit.set_requires_gradient_sync(on);
-}
-
-void set_reshard_after_backward(Module& module, bool reshard, bool recurse) {
-  unit_of(module).set_reshard_after_backward(reshard);
-  if (!recurse) return;
-  for (const UnitHandle& unit : units(module)) unit.set_reshard_after_backward(reshard);
-}
-
-void set_keep_unsharded_storage(Module& module, bool keep, bool recurse) {
-  unit_of(module).set_keep_unsharded_storage(keep);
-  if (!recurse) return;
-  for (const UnitHandle& unit : units(module)) unit.set_keep_unsharded_storage(keep);
-}
-
-void set_reshard_after_forward(Module& module, ReshardAfterForward reshard, bool recurse) {
-  unit_of(module).set_reshard_after_forward(reshard);
-  if (!recurse) return;
-  for (Wrap* wrap : wraps_below(module)) wrap->set_reshard_after_forward(reshard);
-}
-
-void set_reduce_unused(Module& module, bool on, bool recurse) {
-  unit_of(module).set_reduce_unused(on);
-  if (!recurse) return;
-  for (const UnitHandle& unit : units(module)) unit.set_reduce_unused(on);
-}
-
-void set_modules_to_forward_prefetch(Module& module, const std::vector<Module*>& modules) {
-  unit_of(module).set_forward_prefetch(handles_of(modules));
-}
-
-void set_modules_to_backward_prefetch(Module& module, const std::vector<Module*>& modules) {
-  unit_of(module).set_backward_prefetch(handles_of(modules));
-}
-
-void set_reduce_scatter_max_input_buffers(Module& root, int count) {
-  for (const UnitHandle& unit : units(root)) unit.set_max_reductions(count);
-}
-
-namespace {
-
-Wrap& root_wrap(Module& root, std::string_view call) {
-  Wrap& wrap = wrapped(root);
-  check(wrap.is_root() || !wrap.tree(),
-        "{}: module \"{}\" is not the root of its fully_shard tree; name the module whose forward is called", call,
-        root.label());
+const Wrap& root_wrap(Module& root, std::string_view call) {
+  const Wrap& wrap = wrapped(root);
+  wrap.check_is_root(call);
   return wrap;
 }
 
 }  // namespace
-
-void set_is_last_backward(Module& root, bool is_last) { root_wrap(root, "set_is_last_backward").set_is_last(is_last); }
 
 GradientReduction finalize_backward(Module& root) {
   check(!in_backward(), "finalize_backward: a backward pass is running; call it after the last one");

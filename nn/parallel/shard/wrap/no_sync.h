@@ -12,8 +12,8 @@ namespace sherd::nn {
 ///   }
 class NoSync {
  public:
-  explicit NoSync(Module& root) : root_(root) { set_requires_gradient_sync(root_, false); }
-  ~NoSync() { set_requires_gradient_sync(root_, true); }
+  explicit NoSync(Module& root) : root_(root) { units(root_).set_requires_gradient_sync(false); }
+  ~NoSync() { units(root_).set_requires_gradient_sync(true); }
   NoSync(const NoSync&) = delete;
   NoSync& operator=(const NoSync&) = delete;
 

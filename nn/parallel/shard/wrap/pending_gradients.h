@@ -1,10 +1,10 @@
 #pragma once
 // Gradients that no reduction has seen yet, or not the one over replicas: to look at and to change between passes.
 //
-//   set_requires_gradient_sync(model, false);
+//   units(model).set_requires_gradient_sync(false);
 //   for (...) backward(...);                                        // full gradients add up, nothing is sent
 //   for (PendingGradient& g : pending_gradients(model)) ...g.full   // may be written
-//   set_requires_gradient_sync(model, true);
+//   units(model).set_requires_gradient_sync(true);
 //   finalize_backward(model);                                       // reduces what waits; nothing if called again
 #include <vector>
 

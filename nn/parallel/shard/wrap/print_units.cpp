@@ -87,7 +87,8 @@ std::string ranks(const UnitLayout& layout) {
 }
 
 std::vector<UnitHandle> units_as_they_ran(Module& model) {
-  std::vector<UnitHandle> all = units(model);
+  const Units found = units(model);
+  std::vector<UnitHandle> all(found.begin(), found.end());
   std::ranges::stable_sort(all, {}, [](const UnitHandle& unit) {
     const std::vector<int> places = unit.order_in_forward();
     return places.empty() ? std::numeric_limits<int>::max() : places.front();

@@ -1,3 +1,5 @@
+#include "nn/parallel/shard/wrap/unit_handle.h"
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -125,6 +127,11 @@ void UnitHandle::set_max_reductions(int count) const {
     if (!unit->is_replicated) unit->set<&ReductionKnobs::max_reductions>(count);
 }
 
+void UnitHandle::set_is_last_backward(bool is_last) const {
+  wrap().check_is_root("set_is_last_backward");
+  wrap().set_is_last(is_last);
+}
+
 std::vector<std::weak_ptr<Wrap>> UnitHandle::wraps_of(const std::vector<UnitHandle>& units) {
   std::vector<std::weak_ptr<Wrap>> wraps;
   for (const UnitHandle& unit : units) wraps.push_back(unit.wrap_);
@@ -171,6 +178,18 @@ void UnitHandle::set_custom_reduce(UnitReduce reduce) const {
 void UnitHandle::set_all_reduce_hook(AllReduceHook all_reduce_hook) const {
   sharded_unit(wrap(), "set_all_reduce_hook");
   for (const auto& unit : wrap().units) unit->set_all_reduce_hook(all_reduce_hook);
+}
+
+Units::Units(Module& root) {
+  const std::vector<Wrap*> wraps = wraps_below(root);
+  if (wraps.empty()) unwrapped_ = root.label();
+  for (Wrap* wrap : wraps)
+    if (!wrap->units.empty()) units_.emplace_back(wrap->shared_from_this());
+}
+
+const std::vector<UnitHandle>& Units::told() const {
+  check(unwrapped_.empty(), kNotWrapped, unwrapped_);
+  return units_;
 }
 
 }  // namespace sherd::nn

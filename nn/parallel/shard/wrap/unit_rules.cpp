@@ -29,7 +29,7 @@ bool is_below(const Module* m, const Module& above) {
 /// The parameters of a model that units may take.
 class FreeParameters {
  public:
-  FreeParameters(Module& model, const UnitPolicy& options) : options_(options) {
+  FreeParameters(Module& model, const UnitPolicy& policy) : policy_(policy) {
     model.for_each_module([this](Module& m) {
       for (const Module::NamedParameter& p : m.own_parameters()) users_[p.parameter].push_back(&m);
     });
@@ -38,7 +38,7 @@ class FreeParameters {
   Parameters own(const Module& m) const {
     Parameters result;
     for (const Module::NamedParameter& p : m.own_parameters())
-      if (!p.parameter->shard_keeper() && std::ranges::find(options_.ignored, p.parameter) == options_.ignored.end())
+      if (!p.parameter->shard_keeper() && std::ranges::find(policy_.ignored, p.parameter) == policy_.ignored.end())
         result.insert(p.parameter);
     return result;
   }
@@ -60,14 +60,14 @@ class FreeParameters {
     std::int64_t sum = 0;
     for (const Parameter* p : parameters) {
       const DType dtype = p->value().dtype();
-      const DType full = types_for(options_.mp_policy, *p).param_dtype.value_or(dtype);
+      const DType full = types_for(policy_.mp_policy, *p).param_dtype.value_or(dtype);
       sum += elements_per_rank(*p) * byte_size(is_floating(dtype) ? full : dtype);
     }
     return sum;
   }
 
  private:
-  const UnitPolicy& options_;
+  const UnitPolicy& policy_;
   std::map<const Parameter*, std::vector<const Module*>> users_;
 };
 
@@ -154,8 +154,8 @@ void add_block(Module& block, bool is_fine, const FreeParameters& free, std::vec
 }
 
 UnitRule units_by_block(std::string_view name, bool is_fine) {
-  return {std::string(name), [name, is_fine](Module& model, const UnitPolicy& options) {
-            const FreeParameters free(model, options);
+  return {std::string(name), [name, is_fine](Module& model, const UnitPolicy& policy) {
+            const FreeParameters free(model, policy);
             std::vector<UnitModules> units;
             for (Module* block : listed_modules(model, fmt::format("units \"{}\"", name)))
               add_block(*block, is_fine, free, units);
@@ -188,18 +188,18 @@ UnitRule units_where(std::string what, std::function<bool(const Module&)> is_uni
 
 UnitRule units_of_parameters(std::int64_t count) {
   check(count >= 1, "a unit must have at least one parameter, got {}", count);
-  return {fmt::format("modules of {} parameters and more", count), [count](Module& model, const UnitPolicy& options) {
+  return {fmt::format("modules of {} parameters and more", count), [count](Module& model, const UnitPolicy& policy) {
             std::vector<UnitModules> units;
-            find_by_count(model, model, count, FreeParameters(model, options), units);
+            find_by_count(model, model, count, FreeParameters(model, policy), units);
             return units;
           }};
 }
 
 UnitRule units_of_bytes(std::int64_t bytes) {
   check(bytes >= 1, "the budget of a unit must be at least one byte, got {}", bytes);
-  return {fmt::format("units of {} bytes", bytes), [bytes](Module& model, const UnitPolicy& options) {
+  return {fmt::format("units of {} bytes", bytes), [bytes](Module& model, const UnitPolicy& policy) {
             std::vector<Part> parts;
-            find_parts(model, model, bytes, FreeParameters(model, options), parts);
+            find_parts(model, model, bytes, FreeParameters(model, policy), parts);
             return join(parts, balanced_limit(parts, bytes));
           }};
 }
@@ -243,14 +243,14 @@ UnitRule units_by(std::string_view name) {
 }
 
 std::vector<UnitHandle> shard_units(Module& model, const DeviceMesh& mesh, const UnitRule& rule,
-                                    const UnitPolicy& options) {
+                                    const UnitPolicy& policy) {
   check(!is_fully_sharded(model), "shard_units: the model is wrapped by fully_shard already");
   UnitPlans plans;
-  for (const UnitModules& modules : rule.find(model, options)) plans.add(modules, mesh, options);
-  UnitPolicy of_root = options;
+  for (const UnitModules& modules : rule.find(model, policy)) plans.add(modules, mesh, policy);
+  UnitPolicy of_root = policy;
   of_root.reshard_after_forward.reset();
   plans.add({&model}, mesh, of_root);
-  if (options.offload) plans.keep_in_memory(options.offload->bytes_in_memory);
+  if (policy.offload) plans.keep_in_memory(policy.offload->bytes_in_memory);
   return plans.wrap();
 }
 

@@ -21,7 +21,7 @@ using UnitModules = std::vector<Module*>;
 /// alone, so all ranks find the same.
 struct UnitRule {
   std::string name;  ///< in messages
-  std::function<std::vector<UnitModules>(Module& model, const UnitPolicy& options)> find;
+  std::function<std::vector<UnitModules>(Module& model, const UnitPolicy& policy)> find;
 };
 
 /// A unit for every module below the model for which `is_unit` is true; `what` names them in messages. Error if there
@@ -50,13 +50,13 @@ UnitRule units_of_modules(std::vector<UnitModules> units);
 /// Error that names all of them for other names. Error when applied: block or fine of a model without a list.
 UnitRule units_by(std::string_view name);
 
-/// fully_shard() on what `rule` finds, then on the model, with the same options; but reshard_after_forward is that of
+/// fully_shard() on what `rule` finds, then on the model, with the same policy; but reshard_after_forward is that of
 /// inner units, the root keeps its default. Returns the handles in this order, the root's last. Modules that are
 /// wrapped already stay as they are. Errors, on every rank: those of the rule and of fully_shard(), a model that is
 /// wrapped already; all come before the first module is wrapped. Not so OutOfMemory, for shards of parameters that have
 /// values: it is of the rank that lacks memory, and leaves a model in part wrapped, to be made anew, on meta at best.
 /// Communication: that of fully_shard().
 std::vector<UnitHandle> shard_units(Module& model, const DeviceMesh& mesh, const UnitRule& rule,
-                                    const UnitPolicy& options = {});
+                                    const UnitPolicy& policy = {});
 
 }  // namespace sherd::nn

@@ -80,9 +80,7 @@ Wrap* wrap_of(const Module& module) {
 
 Wrap& wrapped(Module& module) {
   Wrap* wrap = wrap_of(module);
-  if (!wrap)
-    fail("module \"{}\" is not wrapped by fully_shard; call fully_shard() or shard_units() on it first",
-         module.label());
+  if (!wrap) fail(kNotWrapped, module.label());
   return *wrap;
 }
 
@@ -166,6 +164,12 @@ void Wrap::set_reshard_after_forward(ReshardAfterForward value) {
   for (std::size_t i = 0; i < units.size(); ++i) units[i]->buffers.set_slices(splits[i]);
   note_reshards(reshards);
   note_slices();
+}
+
+void Wrap::check_is_root(std::string_view call) const {
+  check(is_root_ || !tree_,
+        "{}: module \"{}\" is not the root of its fully_shard tree; name the module whose forward is called", call,
+        name_);
 }
 
 void Wrap::note_reshards(bool on) {

@@ -89,6 +89,8 @@ class Wrap final : public ModuleHook, public std::enable_shared_from_this<Wrap> 
   void set_forward_prefetch(std::vector<std::weak_ptr<Wrap>> list);
   void set_backward_prefetch(std::vector<std::weak_ptr<Wrap>> list);
   bool is_root() const { return is_root_; }
+  /// Error naming `call` if it is below the root of a tree.
+  void check_is_root(std::string_view call) const;
   const std::shared_ptr<ShardTree>& tree() const { return tree_; }
   /// Error naming the module if no parameters are its own.
   const std::vector<std::unique_ptr<Unit>>& own_units() const;
@@ -173,11 +175,13 @@ class Wrap final : public ModuleHook, public std::enable_shared_from_this<Wrap> 
   UnitSchedule::Call forward_call_;  // the last that began
   std::vector<Running> running_;     // the innermost last
   std::vector<Module*> awaited_;     // of the list: those that have not run since the first did
-  bool is_root_ = false;
-  bool prefetches_ = true;
+  bool is_root_ = false, prefetches_ = true;
   bool is_agreed_ = false;  // before it was in a tree
 };
 
+/// The error about a module, by its path.
+inline constexpr char kNotWrapped[] =
+    "module \"{}\" is not wrapped by fully_shard; call fully_shard() or shard_units() on it first";
 /// The wrap of a wrapped module, or null.
 Wrap* wrap_of(const Module& module);
 /// Error unless the module is wrapped.
