@@ -22,15 +22,16 @@ bool has_any(const std::vector<GradientArrival::Entry>& entries) {
 }
 }  // namespace
 
-GradientArrival::GradientArrival(UnitBuffers& buffers, ReductionSettings& settings, UnitBuffers::Listener& unit)
-    : buffers_(buffers),
+GradientArrival::GradientArrival(const UnitBuffers& buffers, ReductionSettings& settings, UnitListener& unit)
+    : levels_(buffers.levels()),
+      pieces_(buffers.pieces()),
       settings_(settings),
       unit_(unit),
-      entries_(buffers.size()),
-      layout_(buffers.layout().shared()) {
+      entries_(pieces_.size()),
+      layout_(pieces_.layout().shared()) {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    Parameter& p = *buffers.parameter(i);
-    if (const Spec* gathered = buffers.placement(i).gathered; gathered && gathered->num_axes() == 1)
+    Parameter& p = *pieces_.parameter(i);
+    if (const Spec* gathered = pieces_.placement(i).gathered; gathered && gathered->num_axes() == 1)
       if (gathered->is_replicated() && gathered->axis_size(0) > 1)
         entries_[i].partial_gradients = PartialGradients::of(gathered->mesh());
     if (settings.facts.has_replicas) entries_[i].aside = std::make_unique<Slot>(p.name() + ".unsummed");
@@ -39,7 +40,7 @@ GradientArrival::GradientArrival(UnitBuffers& buffers, ReductionSettings& settin
 }
 
 GradientArrival::~GradientArrival() {
-  for (Parameter* p : buffers_.parameters()) p->set_sink(nullptr);
+  for (Parameter* p : pieces_.parameters()) p->set_sink(nullptr);
 }
 
 void GradientArrival::layout_changed() {
@@ -49,14 +50,14 @@ void GradientArrival::layout_changed() {
 
 // A step that was recorded before there was anywhere to hold gradients does not look for them.
 void GradientArrival::settings_changed() {
-  if (settings_.facts.holds() && !held_) held_ = std::make_unique<HeldGradients>(buffers_);
+  if (settings_.facts.holds() && !held_) held_ = std::make_unique<HeldGradients>(pieces_);
   settings_.knobs.set<&ReductionKnobs::may_hold>(held_ != nullptr);
 }
 
 Route::Facts GradientArrival::facts(std::size_t i) const {
   const Entry& e = entries_[i];
-  const UnitPiece& piece = buffers_.layout().pieces[i];
-  const Parameter* const p = buffers_.parameter(i);
+  const UnitPiece& piece = pieces_.layout().pieces[i];
+  const Parameter* const p = pieces_.parameter(i);
   Route::Facts facts = settings_.facts;
   facts.has_tensor = e.partial_gradients != nullptr;
   facts.has_home &= !facts.has_tensor;
@@ -73,8 +74,8 @@ Route::Facts GradientArrival::facts(std::size_t i) const {
 
 std::size_t GradientArrival::index_of(const Slot& slot) const {
   const std::size_t i = slot.sink_place();
-  if (i >= entries_.size() || buffers_.parameter(i) != &slot)
-    fail("group \"{}\" got a gradient of \"{}\", which is not its parameter", buffers_.layout().name, slot.name());
+  if (i >= entries_.size() || pieces_.parameter(i) != &slot)
+    fail("group \"{}\" got a gradient of \"{}\", which is not its parameter", pieces_.layout().name, slot.name());
   return i;
 }
 
@@ -92,7 +93,7 @@ std::int64_t GradientArrival::lay_out(const UnitLayout& layout) {
   };
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Entry& e = entries_[i];
-    const Parameter* const p = buffers_.parameter(i);
+    const Parameter* const p = pieces_.parameter(i);
     const bool has_place =
         is_held(i) || (p && (p->requires_grad() || p->leaf()->expected > 0 || e.waits() || e.has_unsummed()));
     e.offset = Entry::kNoPlace;
@@ -109,14 +110,14 @@ std::int64_t GradientArrival::lay_out(const UnitLayout& layout) {
 // type.
 const Tensor& GradientArrival::full(std::size_t i) {
   if (!gradients_.defined()) {
-    const std::int64_t bytes = lay_out(buffers_.layout());
+    const std::int64_t bytes = lay_out(pieces_.layout());
     if (held_ && !held_->is_apart()) gradients_ = held_->bytes();
-    if (!gradients_.defined()) gradients_ = gradient_buffer(bytes, buffers_.device());
+    if (!gradients_.defined()) gradients_ = gradient_buffer(bytes, levels_.device());
   }
   Entry& e = entries_[i];
   if (e.full.defined()) return e.full;
-  if (e.offset == Entry::kNoPlace) fail("parameter \"{}\" got a gradient and is frozen", buffers_.parameter(i)->name());
-  const Shape& shape = buffers_.placement(i).used_shape;
+  if (e.offset == Entry::kNoPlace) fail("parameter \"{}\" got a gradient and is frozen", pieces_.parameter(i)->name());
+  const Shape& shape = pieces_.placement(i).used_shape;
   return e.full = view_at(gradients_, shape, e.offset, layout_->pieces[i].full_dtype);
 }
 
@@ -124,18 +125,18 @@ GradSink::Destination GradientArrival::destination(Slot& slot) {
   const std::size_t i = index_of(slot);
   if (entries_[i].partial_gradients) return {};  // Partial or not: only accept() can tell
   Destination to = local_destination(i);
-  if (buffers_.placement(i).gathered) to.buffer = buffers_.as_gathered(i, to.buffer);
+  if (pieces_.placement(i).gathered) to.buffer = pieces_.as_gathered(i, to.buffer);
   return to;
 }
 
 GradSink::Destination GradientArrival::local_destination(std::size_t i) {
   Entry& e = entries_[i];
-  const Tensor& gradient = buffers_.parameter(i)->grad();
+  const Tensor& gradient = pieces_.parameter(i)->grad();
   const bool is_fresh = e.kind == Kind::none || e.kind == Kind::in_place;
   // On one rank micro-batches accumulate in grad() itself, as in the default sink.
   e.writes_in_place = settings_.facts.is_direct && is_fresh && !e.is_partial && !settings_.facts.holds() &&
                       !is_held(i) && gradient.defined();
-  if (e.writes_in_place) return {buffers_.as_used(i, gradient.local().detach()), true};
+  if (e.writes_in_place) return {pieces_.as_used(i, gradient.local().detach()), true};
   return {full(i), e.kind != Kind::none || (is_held(i) && !held_->is_apart())};
 }
 
@@ -146,7 +147,7 @@ void GradientArrival::note(std::size_t i, Kind kind) {
     fail(
         "parameter \"{}\" got both a plain gradient (an average over ranks) and a Partial(sum) one in one backward "
         "pass, or in passes that are reduced together",
-        buffers_.parameter(i)->name());
+        pieces_.parameter(i)->name());
   e.kind = kind;
   unit_.arrived();
 }
@@ -158,7 +159,7 @@ void GradientArrival::wrote(Slot& slot) {
 
 void GradientArrival::accept(Slot& slot, Tensor gradient) {
   const std::size_t i = index_of(slot);
-  const ShardPlacement& at = buffers_.placement(i);
+  const ShardPlacement& at = pieces_.placement(i);
   Kind kind = Kind::average;  // a plain gradient counts as an average over the data axes
   if (at.gathered) {
     gradient = local_gradient(i, std::move(gradient));
@@ -166,7 +167,7 @@ void GradientArrival::accept(Slot& slot, Tensor gradient) {
     const Spec& spec = Spec::from(gradient);
     check(spec.mesh_id() == at.sharded->mesh_id(),
           "parameter \"{}\" is sharded as {}, its gradient is {}: on another mesh; redistribute() or to_local() it",
-          slot.name(), buffers_.parameter(i)->sharded_value(), gradient);
+          slot.name(), pieces_.parameter(i)->sharded_value(), gradient);
     check(all_of(spec, is_sum) || all_of(spec, is_average),
           "parameter \"{}\": a gradient placed {} cannot be reduced to shards; Partial(sum), Partial(avg) and "
           "Replicate can",
@@ -184,10 +185,10 @@ void GradientArrival::accept(Slot& slot, Tensor gradient) {
 // one pass either all contributions to a parameter are left Partial or none is.
 Tensor GradientArrival::local_gradient(std::size_t i, Tensor gradient) {
   Entry& e = entries_[i];
-  const Spec* const gathered = buffers_.placement(i).gathered;
+  const Spec* const gathered = pieces_.placement(i).gathered;
   if (!gradient.is_distributed() || Spec::from(gradient).mesh_id() != gathered->mesh_id())
     fail("parameter \"{}\" is gathered as {}, its gradient is {}: on another mesh, or plain",
-         buffers_.parameter(i)->name(), gathered->describe(), gradient);
+         pieces_.parameter(i)->name(), gathered->describe(), gradient);
   const bool is_partial = Spec::from(gradient).placement(0).is_partial(ReduceKind::sum);
   Route::Facts if_left = facts(i);
   if_left.is_partial = true;
@@ -202,8 +203,8 @@ Tensor GradientArrival::local_gradient(std::size_t i, Tensor gradient) {
 
 void GradientArrival::reduce_partial_now(std::size_t i) {
   const Tensor& buffer = full(i);
-  const Spec* const gathered = buffers_.placement(i).gathered;
-  const Tensor partial = Tensor::distributed(buffers_.parameter(i)->shape(), gathered->with(0, Partial()), buffer);
+  const Spec* const gathered = pieces_.placement(i).gathered;
+  const Tensor partial = Tensor::distributed(pieces_.parameter(i)->shape(), gathered->with(0, Partial()), buffer);
   copy_into(buffer, redistribute(partial, gathered).local().detach(), false);
   entries_[i].is_partial = false;
 }
@@ -214,7 +215,7 @@ void GradientArrival::finish(Slot&) {
   if (finished_ == 0) {
     reached_ = 0;
     for (std::size_t i = 0; i < entries_.size(); ++i)
-      if (const Parameter* p = buffers_.parameter(i)) reached_ += p->leaf()->visited == backward_pass();
+      if (const Parameter* p = pieces_.parameter(i)) reached_ += p->leaf()->visited == backward_pass();
   }
   if (++finished_ == reached_) unit_.completed(reached_ == entries_.size());
 }
@@ -224,7 +225,7 @@ void GradientArrival::finish(Slot&) {
 bool GradientArrival::close() {
   finished_ = 0;
   for (std::size_t i = 0; i < entries_.size(); ++i)
-    if (!buffers_.parameter(i)) entries_[i].kind = Kind::none;
+    if (!pieces_.parameter(i)) entries_[i].kind = Kind::none;
   if (!settings_.facts.holds()) take_held();
   add_zeros();
   if (settings_.facts.holds()) hold();
@@ -274,7 +275,7 @@ void GradientArrival::take_held() {
     gradients_ = held_->bytes();
   }
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    if (!is_held(i) || !buffers_.parameter(i)) continue;
+    if (!is_held(i) || !pieces_.parameter(i)) continue;
     full(i);
     Kind& kind = entries_[i].kind;
     if (const auto of_held = held_->kind(i)) kind = *of_held == ReduceKind::sum ? Kind::sum : Kind::average;
@@ -288,7 +289,7 @@ void GradientArrival::take_held() {
 void GradientArrival::add_zeros() {
   const auto add_where = [this](const auto& is_wanted) {
     for (std::size_t i = 0; i < entries_.size(); ++i) {
-      const Parameter* const p = buffers_.parameter(i);
+      const Parameter* const p = pieces_.parameter(i);
       if (!p || entries_[i].kind != Kind::none || !is_wanted(i, *p)) continue;
       fill_into(full(i), 0);
       entries_[i].kind = Kind::zeros;

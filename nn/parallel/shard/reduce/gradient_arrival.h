@@ -41,11 +41,10 @@ class GradientArrival final : public GradSink {
   };
 
   /// Becomes the sink of the parameters of `buffers`. All that it refers to outlives it.
-  GradientArrival(UnitBuffers& buffers, ReductionSettings& settings, UnitBuffers::Listener& unit);
+  GradientArrival(const UnitBuffers& buffers, ReductionSettings& settings, UnitListener& unit);
   ~GradientArrival();
 
   const Entry& operator[](std::size_t piece) const { return entries_[piece]; }
-  std::size_t size() const { return entries_.size(); }
   /// The full gradients, u8, and the unit with their types and places; undefined if there are none.
   const Tensor& bytes() const { return gradients_; }
   const UnitLayout& layout() const { return *layout_; }
@@ -95,9 +94,10 @@ class GradientArrival final : public GradSink {
   void add_zeros();
   void reset();
 
-  UnitBuffers& buffers_;
+  const UnitLevels& levels_;
+  const UnitPieces& pieces_;
   ReductionSettings& settings_;
-  UnitBuffers::Listener& unit_;
+  UnitListener& unit_;
   std::vector<Entry> entries_;           // by piece
   Tensor gradients_;                     // u8, or undefined
   UnitLayoutPtr layout_;                 // has the types of the full gradients

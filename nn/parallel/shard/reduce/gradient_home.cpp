@@ -13,22 +13,22 @@ std::int64_t first_byte(const Tensor& t) { return t.offset() * byte_size(t.dtype
 GradientHome::GradientHome(UnitBuffers& buffers) : buffers_(buffers) {
   std::int64_t bytes = 0;
   std::vector<std::int64_t> offsets;
-  for (std::size_t i = 0; i < buffers.size(); ++i) {
+  for (std::size_t i = 0; i < buffers.pieces().size(); ++i) {
     offsets.push_back(bytes);
-    bytes += align(numel(buffers.placement(i).local_shape) * byte_size(buffers.layout().pieces[i].gradient_dtype()));
+    bytes += align(numel(buffers.pieces().placement(i).local_shape) * byte_size(buffers.pieces().layout().pieces[i].gradient_dtype()));
   }
-  bytes_ = buffers.home()->store()->allocate({bytes}, DType::u8);
+  bytes_ = buffers.levels().home()->store()->allocate({bytes}, DType::u8);
   bytes_.storage()->owner = &buffers;
-  name_ = name_storage(fmt::format("{} gradients", label_of(buffers.layout())), bytes_.storage());
-  for (std::size_t i = 0; i < buffers.size(); ++i)
+  name_ = name_storage(fmt::format("{} gradients", label_of(buffers.pieces().layout())), bytes_.storage());
+  for (std::size_t i = 0; i < buffers.pieces().size(); ++i)
     pieces_.push_back(
-        view_at(bytes_, buffers.placement(i).local_shape, offsets[i], buffers.layout().pieces[i].gradient_dtype()));
+        view_at(bytes_, buffers.pieces().placement(i).local_shape, offsets[i], buffers.pieces().layout().pieces[i].gradient_dtype()));
 }
 
 GradientHome::~GradientHome() { bytes_.storage()->owner = nullptr; }
 
 OffloadAttrs GradientHome::attrs() const {
-  return {.device = buffers_.home()->store()->device(), .in_flight = kShardsInFlight};
+  return {.device = buffers_.levels().home()->store()->device(), .in_flight = kShardsInFlight};
 }
 
 std::vector<Tensor> GradientHome::fetch(const std::vector<std::size_t>& members) const {

@@ -41,16 +41,16 @@ UnitLayoutPtr layout_of_adding(UnitLayout layout) {
 
 }  // namespace
 
-HeldGradients::HeldGradients(const UnitBuffers& buffers) : buffers_(buffers) {
-  for (std::size_t i = 0; i < buffers.size(); ++i) {
-    const Parameter* const p = buffers.parameter(i);
-    const std::string name = p ? p->name() : fmt::format("{}.{}", buffers.layout().name, i);
+HeldGradients::HeldGradients(const UnitPieces& unit) : unit_(unit) {
+  for (std::size_t i = 0; i < unit.size(); ++i) {
+    const Parameter* const p = unit.parameter(i);
+    const std::string name = p ? p->name() : fmt::format("{}.{}", unit.layout().name, i);
     pieces_.push_back({std::make_unique<Slot>(name + ".held"), std::make_unique<Slot>(name + ".held_terms"),
                        std::make_unique<Slot>(name + ".held_zeros")});
   }
-  if (std::ranges::none_of(buffers.layout().pieces, is_narrow)) return;
-  wide_ = layout_of_held(buffers.layout());
-  local_ = layout_of_adding(buffers.layout());
+  if (std::ranges::none_of(unit.layout().pieces, is_narrow)) return;
+  wide_ = layout_of_held(unit.layout());
+  local_ = layout_of_adding(unit.layout());
 }
 
 const Tensor& HeldGradients::gradient(std::size_t piece) const {
@@ -80,7 +80,7 @@ void HeldGradients::refuse_thawed() const {
   fail(
       "parameters of the unit \"{}\" were thawed while gradients of earlier backward passes wait to be reduced: reduce "
       "them first, with set_requires_gradient_sync() on or finalize_backward()",
-      buffers_.layout().name);
+      unit_.layout().name);
 }
 
 void HeldGradients::add(std::span<const Member> members, const Tensor& pass, std::int64_t bytes) {

@@ -13,15 +13,15 @@
 #include <span>
 #include <vector>
 
-#include "nn/parallel/shard/unit/unit_buffers.h"
+#include "nn/parallel/shard/unit/unit_pieces.h"
 #include "runtime/op/unit/unit.h"
 
 namespace sherd::nn {
 
 class HeldGradients {
  public:
-  /// Holds gradients of the unit of `buffers`, which outlives this. Ranks that make them alike use the same names.
-  explicit HeldGradients(const UnitBuffers& buffers);
+  /// Holds gradients of `unit`, which outlives this. Ranks that make them alike use the same names.
+  explicit HeldGradients(const UnitPieces& unit);
 
   /// Whether a sum of this piece waits; and that sum.
   bool has(std::size_t piece) const { return gradient(piece).defined(); }
@@ -34,7 +34,7 @@ class HeldGradients {
   /// Whether a pass has a buffer of its own, in the gathered type.
   bool is_apart() const { return wide_ != nullptr; }
   /// The unit with what is held in place of its full tensors.
-  const UnitLayout& layout() const { return wide_ ? *wide_ : buffers_.layout(); }
+  const UnitLayout& layout() const { return wide_ ? *wide_ : unit_.layout(); }
 
   /// One sum: where it lies in the buffer of held gradients, and in that of the pass.
   struct Member {
@@ -62,7 +62,7 @@ class HeldGradients {
   };
   void keep(const Member& member, Tensor sum);
 
-  const UnitBuffers& buffers_;
+  const UnitPieces& unit_;
   std::vector<Piece> pieces_;
   UnitLayoutPtr wide_{};   // null: gradients are held in the type that they are made in
   UnitLayoutPtr local_{};  // from the gathered type to that of wide_, on this rank alone

@@ -14,25 +14,27 @@ struct ReductionSettings {
   Route::Facts facts{};  ///< alike for all pieces: those of the unit, and what is set
 
   ReductionSettings(const UnitBuffers& buffers, int num_ranks)
-      : knobs([](const void* unit) { return label_of(static_cast<const UnitBuffers*>(unit)->layout()); }, &buffers) {
+      : knobs([](const void* unit) { return label_of(static_cast<const UnitPieces*>(unit)->layout()); }, &buffers.pieces()) {
     knobs.set<&ReductionKnobs::divide_factor>(static_cast<double>(num_ranks));
     update(buffers);
   }
   /// To be called after a change of the others, or of the layout.
   void update(const UnitBuffers& buffers) {
-    const UnitLayout& layout = buffers.layout();
+    const UnitPieces& pieces = buffers.pieces();
+    const UnitLayout& layout = pieces.layout();
+    const ShardHome* const home = buffers.levels().home();
     const ReductionKnobs& now = knobs.all();
     facts = {.has_shards = layout.shards > 1,
              .has_replicas = layout.replicas > 1,
-             .divides = buffers.owned() != nullptr,
-             .has_home = buffers.home() && buffers.home()->options().gradients,
+             .divides = pieces.owned() != nullptr,
+             .has_home = home && home->options().gradients,
              .syncs = now.syncs,
              .all_reduces = now.all_reduces,
              .reduces_unused = now.reduces_unused,
              .has_custom = reduce != nullptr,
              .has_hook = hook != nullptr,
              .accumulated = now.accumulated};
-    facts.is_direct = buffers.is_plain() && layout.replicas == 1 && !facts.has_home && !facts.has_hook &&
+    facts.is_direct = pieces.is_plain() && layout.replicas == 1 && !facts.has_home && !facts.has_hook &&
                       !casts_gradients(layout) && now.divide_factor == 1;
   }
 };

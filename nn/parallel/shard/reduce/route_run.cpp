@@ -15,18 +15,18 @@ std::int64_t byte_offset(const Tensor& t) { return t.offset() * byte_size(t.dtyp
 }  // namespace
 
 RouteRun::RouteRun(UnitBuffers& buffers, GradientArrival& arrival, const ReductionSettings& settings,
-                   UnitBuffers::Listener& unit)
-    : buffers_(buffers), arrival_(arrival), settings_(settings), unit_(unit) {
+                   UnitListener& unit)
+    : buffers_(buffers), pieces_(buffers.pieces()), arrival_(arrival), settings_(settings), unit_(unit) {
   layout_changed();
 }
 
 void RouteRun::materialize() {
-  if (!home_ && settings_.facts.has_home && !buffers_.is_meta()) home_ = std::make_unique<GradientHome>(buffers_);
+  if (!home_ && settings_.facts.has_home && !buffers_.levels().is_meta()) home_ = std::make_unique<GradientHome>(buffers_);
 }
 
 void RouteRun::layout_changed() {
   shards_.reset();
-  if (const UnitLayout* owned = buffers_.owned()) shards_ = layout_of_owned_gradients(*owned);
+  if (const UnitLayout* owned = pieces_.owned()) shards_ = layout_of_owned_gradients(*owned);
   known_.clear();
   home_.reset();
   materialize();
@@ -34,7 +34,7 @@ void RouteRun::layout_changed() {
 
 void RouteRun::drop_home() noexcept {
   if (!home_) return;
-  for (Parameter* p : buffers_.parameters())
+  for (Parameter* p : pieces_.parameters())
     if (p->grad().defined() && home_->is_home(p->grad().local())) p->clear_grad();
   home_->forget();
 }
@@ -57,15 +57,15 @@ bool RouteRun::lie_together(std::span<Member> members) const {
 
 std::vector<RouteRun::Member> RouteRun::members() {
   std::vector<Member> members;
-  members.reserve(arrival_.size());
-  for (std::size_t i = 0; i < arrival_.size(); ++i)
+  members.reserve(pieces_.size());
+  for (std::size_t i = 0; i < pieces_.size(); ++i)
     if (arrival_[i].waits()) members.emplace_back(i).at(Place::unsummed) = arrival_[i].unsummed();
   const bool are_together = lie_together(members);
   for (Member& m : members) {
     Route::Facts facts = arrival_.facts(m.piece);
     if (are_together) facts.unsummed = Route::Unsummed::together;
     m.route = &route_of(facts);
-    if (facts.has_grad && !facts.is_grad_home) m.at(Place::grad) = buffers_.parameter(m.piece)->grad().local().detach();
+    if (facts.has_grad && !facts.is_grad_home) m.at(Place::grad) = pieces_.parameter(m.piece)->grad().local().detach();
   }
   return members;
 }
@@ -74,11 +74,11 @@ std::vector<RouteRun::Member> RouteRun::members() {
 // all ranks issue the same rows.
 void RouteRun::make_room(std::span<Member> members, Place place) const {
   const auto room_of = [&](const Member& m) -> std::pair<Shape, DType> {
-    const UnitPiece& at = buffers_.layout().pieces[m.piece];
-    if (place == Place::owned) return {buffers_.placement(m.piece).local_shape, at.gradient_dtype()};
-    if (place != Place::apart) return {buffers_.shard_shape(m.piece), at.gradient_dtype()};
+    const UnitPiece& at = pieces_.layout().pieces[m.piece];
+    if (place == Place::owned) return {pieces_.placement(m.piece).local_shape, at.gradient_dtype()};
+    if (place != Place::apart) return {pieces_.shard_shape(m.piece), at.gradient_dtype()};
     if (shards_) return {shards_->pieces[m.piece].shape, shards_->pieces[m.piece].full_dtype};
-    return {Shape{buffers_.layout().count_here(at)}, at.wire};
+    return {Shape{pieces_.layout().count_here(at)}, at.wire};
   };
   std::int64_t bytes = 0;
   std::vector<std::pair<Member*, std::int64_t>> fresh;
@@ -88,8 +88,8 @@ void RouteRun::make_room(std::span<Member> members, Place place) const {
     fresh.emplace_back(&m, std::exchange(bytes, bytes + align(numel(shape) * byte_size(dtype))));
   }
   if (fresh.empty()) return;
-  const Tensor memory = place == Place::apart ? communication_buffer(bytes, buffers_.device())
-                                              : gradient_buffer(bytes, buffers_.device());
+  const Tensor memory = place == Place::apart ? communication_buffer(bytes, buffers_.levels().device())
+                                              : gradient_buffer(bytes, buffers_.levels().device());
   for (const auto& [member, offset] : fresh) {
     const auto [shape, dtype] = room_of(*member);
     member->at(place) = view_at(memory, shape, offset, dtype);
@@ -145,7 +145,7 @@ void RouteRun::call(Route::Move move, Steps steps) {
     case Move::scatter: scatter(steps, /*over_replicas=*/false); break;
     case Move::sum_replicas: sum_replicas(steps, tensors()); break;
     case Move::scatter_replicas: scatter(steps, /*over_replicas=*/true); break;
-    case Move::hook: settings_.hook({arrival_.layout(), pieces_, tensors()}); break;
+    case Move::hook: settings_.hook({arrival_.layout(), told_, tensors()}); break;
     case Move::agree:
     case Move::keep:
       for (const Step& step : steps) keep(step);
@@ -173,8 +173,8 @@ void RouteRun::scatter(Steps steps, bool over_replicas) {
   }
   if (over_replicas) return start_reduce(attrs, bytes_over(steps.front().from().storage()), out);
   unit_.communicates();
-  pieces_ = attrs.pieces;
-  if (settings_.reduce && buffers_.layout().shards > 1) settings_.reduce(attrs, arrival_.bytes(), out);
+  told_ = attrs.pieces;
+  if (settings_.reduce && pieces_.layout().shards > 1) settings_.reduce(attrs, arrival_.bytes(), out);
   else start_reduce(attrs, arrival_.bytes(), out);
 }
 
@@ -196,15 +196,15 @@ void RouteRun::sum_replicas(Steps steps, std::span<const Tensor> sums) const {
 void RouteRun::keep(const Step& step) const {
   const std::size_t i = step.member.piece;
   const GradientArrival::Entry& e = arrival_[i];
-  Parameter& p = *buffers_.parameter(i);
+  Parameter& p = *pieces_.parameter(i);
   const bool is_full = step.hop.from == Place::arrival, adds = step.hop.add_to != AddTo::nothing;
-  if (is_full && !(adds && step.hop.move == Route::Move::keep)) step.from() = buffers_.as_sharded(i, arrival_.full(i));
+  if (is_full && !(adds && step.hop.move == Route::Move::keep)) step.from() = pieces_.as_sharded(i, arrival_.full(i));
   if (step.hop.move == Route::Move::agree)
-    return e.partial_gradients->add(p, step.from(), p.shape(), buffers_.placement(i).sharded);
+    return e.partial_gradients->add(p, step.from(), p.shape(), pieces_.placement(i).sharded);
   if (step.hop.to == Place::unsummed) return e.aside->set_grad(step.from());
   if (e.has_unsummed()) e.aside->clear_grad();
   if (!adds) step.to() = step.from();
-  else if (is_full) copy_into(buffers_.as_used(i, step.to()), arrival_.full(i), true);
+  else if (is_full) copy_into(pieces_.as_used(i, step.to()), arrival_.full(i), true);
   else copy_into(step.to(), step.from(), true);
   if (step.member.route->writes(Place::home)) p.set_grad(Tensor::distributed_like(p.sharded_value(), home_->of(i)));
   else if (!adds) p.set_grad(Tensor::distributed_like(p.sharded_value(), step.to()));

@@ -22,7 +22,7 @@ class RouteRun {
  public:
   /// Runs the routes of what has come to `arrival`. All that it refers to outlives it.
   RouteRun(UnitBuffers& buffers, GradientArrival& arrival, const ReductionSettings& settings,
-           UnitBuffers::Listener& unit);
+           UnitListener& unit);
 
   /// The buffers have memory now: makes the home of gradients, if they are to have one.
   void materialize();
@@ -63,13 +63,14 @@ class RouteRun {
   void keep(const Step& step) const;
 
   UnitBuffers& buffers_;
+  const UnitPieces& pieces_;
   GradientArrival& arrival_;
   const ReductionSettings& settings_;
-  UnitBuffers::Listener& unit_;
+  UnitListener& unit_;
   UnitLayoutPtr shards_;                // where replicas divide the shards: its full tensors are gradients of those
   std::unique_ptr<GradientHome> home_;  // null: reduced gradients are in memory
   std::list<Known> known_;              // of the layout
-  std::vector<ReducedPiece> pieces_;    // of the run: what hooks are told of
+  std::vector<ReducedPiece> told_;      // of the run: what hooks are told of
 };
 
 }  // namespace sherd::nn

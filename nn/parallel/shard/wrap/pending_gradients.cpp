@@ -11,13 +11,13 @@ std::vector<PendingGradient> pending_gradients(Module& module) {
   std::vector<PendingGradient> pending;
   for (const Wrap* wrap : wraps_below(module))
     for (const auto& unit : wrap->units)
-      for (std::size_t i = 0; i < unit->buffers.size(); ++i) {
+      for (std::size_t i = 0; i < unit->pieces.size(); ++i) {
         const HeldGradients* const held = unit->arrival().held();
-        PendingGradient gradient{.parameter = unit->buffers.parameter(i), .shard = unit->arrival()[i].unsummed()};
+        PendingGradient gradient{.parameter = unit->pieces.parameter(i), .shard = unit->arrival()[i].unsummed()};
         if (!gradient.parameter) continue;  // it was destroyed, and what the unit holds for it is nobody's
         if (held && held->has(i)) {
           gradient.kind = held->kind(i).value_or(ReduceKind::avg);
-          gradient.full = unit->buffers.as_gathered(i, unit->buffers.as_used(i, held->gradient(i)));
+          gradient.full = unit->pieces.as_gathered(i, unit->pieces.as_used(i, held->gradient(i)));
         }
         if (gradient.full.defined() || gradient.shard.defined()) pending.push_back(std::move(gradient));
       }

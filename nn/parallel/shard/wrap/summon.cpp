@@ -65,7 +65,7 @@ std::vector<ProcessGroup*> groups_of(const std::vector<Parameter*>& parameters) 
   std::vector<ProcessGroup*> groups;
   for (const Parameter* p : parameters) {
     const auto& unit = static_cast<const UnitBuffers&>(*p->shard_keeper());  // there is no other kind of keeper
-    for (ProcessGroup* group : unit.groups_of(p->sink_place()))
+    for (ProcessGroup* group : unit.pieces().groups_of(p->sink_place()))
       if (std::ranges::find(groups, group) == groups.end()) groups.push_back(group);
   }
   return groups;

@@ -24,6 +24,7 @@ Unit::Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& poli
       kept(std::make_shared<UnitBuffers>(std::move(placed), members.parameters,
                                          members.is_replicated ? std::nullopt : policy.offload)),
       buffers(*kept),
+      pieces(buffers.pieces()),
       is_replicated(members.is_replicated),
       settings_(buffers, data.num_ranks()),
       arrival_(buffers, settings_, *this),
@@ -58,7 +59,7 @@ void Unit::materialize(Device device) {
 }
 
 void Unit::cast_to(DType dtype) {
-  buffers.cast_to(with_dtype(buffers.layout(), dtype, types));
+  buffers.cast_to(with_dtype(pieces.layout(), dtype, types));
   settings_.update(buffers);
   routes_.layout_changed();
   arrival_.layout_changed();
@@ -83,20 +84,20 @@ void Unit::finish_backward() {
 // of the module before this one tells when that is over (UnitSchedule::begin_backward). Where the shards are what is
 // read, hooks wait too: they may write them.
 void Unit::completed(bool are_all) {
-  const bool is_read = buffers.is_shard_full() ? !are_all : buffers.has_readers();
+  const bool is_read = buffers.levels().is_shard_full() ? !are_all : buffers.levels().has_readers();
   if (!is_read) reshard();
   reduce();
-  if (!is_read || !buffers.is_shard_full()) run_hooks();
+  if (!is_read || !buffers.levels().is_shard_full()) run_hooks();
 }
 
 void Unit::reduce() {
   settings_.knobs.read_all();
   if (!arrival_.close()) return;
   routes_.run();
-  for (std::size_t i = 0; i < arrival_.size(); ++i) {
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
     const GradientArrival::Entry& e = arrival_[i];
     const bool is_reduced = e.kind != GradientArrival::Kind::none && !e.is_partial && !e.has_unsummed();
-    if (is_reduced && buffers.parameter(i)->has_grad_hooks()) reduced_.push_back(i);
+    if (is_reduced && pieces.parameter(i)->has_grad_hooks()) reduced_.push_back(i);
   }
   arrival_.clear();
 }
@@ -106,7 +107,7 @@ void Unit::run_hooks() {
   std::vector<std::size_t> now;
   now.swap(reduced_);  // a hook may lead here again
   for (const std::size_t i : now)
-    if (Parameter* p = buffers.parameter(i)) p->run_grad_hooks();
+    if (Parameter* p = pieces.parameter(i)) p->run_grad_hooks();
   now.clear();
   if (reduced_.empty()) now.swap(reduced_);  // keeps the memory
 }

@@ -13,7 +13,7 @@
 
 namespace sherd::nn {
 
-class Unit final : private UnitBuffers::Listener {
+class Unit final : private UnitListener {
  public:
   /// Runs something once at the end of every backward pass in which somebody expects it. Shared by those who do.
   class BackwardEnd final : public std::enable_shared_from_this<BackwardEnd> {
@@ -41,9 +41,12 @@ class Unit final : private UnitBuffers::Listener {
   const std::vector<ParameterTypes> types;  ///< of its pieces
   const std::shared_ptr<UnitBuffers> kept;  ///< shared with the tape, which may outlive it
   UnitBuffers& buffers;
+  const UnitPieces& pieces;
   int users = 0;  ///< calls that run and read its gathered parameters
   const bool is_replicated;
 
+  /// Over how many ranks parameters are sharded between forward and backward, if neither over none nor all; else 0.
+  int slices() const { return buffers.levels().slices() ? buffers.levels().slices()->ranks() : 0; }
   const ReductionSettings& settings() const { return settings_; }
   const GradientArrival& arrival() const { return arrival_; }
   template <auto Knob, class T>

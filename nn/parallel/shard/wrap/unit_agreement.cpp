@@ -185,8 +185,8 @@ bool has_axis(const DeviceMesh& mesh, const ProcessGroup& group) {
 /// Whether its gathers and reductions go over the group, or the layers of its parameters do.
 bool communicates_over(const Unit& unit, const ProcessGroup& group) {
   if (has_axis(unit.data.mesh(), group)) return true;
-  for (std::size_t i = 0; i < unit.buffers.size(); ++i)
-    if (const Spec* const gathered = unit.buffers.placement(i).gathered)
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i)
+    if (const Spec* const gathered = unit.pieces.placement(i).gathered)
       if (has_axis(gathered->mesh(), group)) return true;
   return false;
 }
@@ -207,8 +207,8 @@ std::vector<ProcessGroup*> groups_along_axes(std::span<Wrap* const> hooks) {
   }
   for (const Wrap* hook : hooks)
     for (const auto& unit : hook->units)
-      for (std::size_t i = 0; i < unit->buffers.size(); ++i)
-        if (const Spec* const gathered = unit->buffers.placement(i).gathered) add_axes(gathered->mesh(), groups);
+      for (std::size_t i = 0; i < unit->pieces.size(); ++i)
+        if (const Spec* const gathered = unit->pieces.placement(i).gathered) add_axes(gathered->mesh(), groups);
   return groups;
 }
 
@@ -248,16 +248,16 @@ std::string name_of(std::optional<DType> dtype) { return dtype ? std::string(nam
 /// root, which is known only once there is a tree.
 std::string resharding_of(const Wrap& hook) {
   for (const auto& unit : hook.units)
-    if (const int slices = unit->buffers.slices()) return fmt::format("to {} ranks", slices);
+    if (const int slices = unit->slices()) return fmt::format("to {} ranks", slices);
   const GatherKnobs& knobs = hook.knobs.all();
   return !knobs.is_told ? "the default" : knobs.reshards ? "true" : "false";
 }
 
 std::string parameter_of(const Unit& unit, std::size_t i) {
-  const Parameter* const p = unit.buffers.parameter(i);
+  const Parameter* const p = unit.pieces.parameter(i);
   if (!p) return "destroyed";
-  const UnitPiece& piece = unit.buffers.layout().pieces[i];
-  const Spec* const gathered = unit.buffers.placement(i).gathered;
+  const UnitPiece& piece = unit.pieces.layout().pieces[i];
+  const Spec* const gathered = unit.pieces.placement(i).gathered;
   return fmt::format("{} {}, gathered as {}{}, reduced in {} to {}", p->name(), describe(p->sharded_value()),
                      name(piece.full_dtype), gathered ? gathered->describe() : "", name(piece.wire),
                      name(piece.gradient_dtype()));
@@ -265,14 +265,14 @@ std::string parameter_of(const Unit& unit, std::size_t i) {
 
 /// Names every part of a unit but the first.
 void add_facts_of(const Unit& unit, bool is_first, UnitFacts& facts) {
-  const std::string of_part = is_first ? "" : fmt::format(" of its part \"{}\"", unit.buffers.layout().name);
+  const std::string of_part = is_first ? "" : fmt::format(" of its part \"{}\"", unit.pieces.layout().name);
   const auto add = [&](std::string_view setting, std::string value) {
     facts.settings.emplace_back(fmt::format("{}{}", setting, of_part), std::move(value));
   };
   add("the mesh", unit.data.mesh().describe());
   add("the number of shards", fmt::format("{}", unit.data.num_shards()));
-  for (std::size_t i = 0; i < unit.buffers.size(); ++i) add(fmt::format("parameter {}", i), parameter_of(unit, i));
-  add("its gather", unit.buffers.has_custom_gather() ? "one of the user's own" : "the usual one");
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i) add(fmt::format("parameter {}", i), parameter_of(unit, i));
+  add("its gather", unit.buffers.levels().has_custom_gather() ? "one of the user's own" : "the usual one");
   const ReductionKnobs& knobs = unit.settings().knobs.all();
   const auto text = [](bool on) { return std::string(on ? "true" : "false"); };
   add("the gradient divide factor", fmt::format("{}", knobs.divide_factor));

@@ -26,9 +26,8 @@ bool UnitHandle::has_parameters() const { return !wrap().units.empty(); }
 std::vector<UnitHandle::Part> UnitHandle::parts() const {
   std::vector<Part> all;
   for (const auto& unit : wrap().own_units()) {
-    const UnitBuffers& buffers = unit->buffers;
-    const bool reshards = wrap().reshards() && !buffers.keeps_gathered();
-    all.push_back({buffers.layout().shared(), buffers.parameters(), reshards ? buffers.slices() : 0, reshards});
+    const bool reshards = wrap().reshards() && !unit->buffers.keeps_gathered();
+    all.push_back({unit->pieces.layout().shared(), unit->pieces.parameters(), reshards ? unit->slices() : 0, reshards});
   }
   return all;
 }
@@ -42,8 +41,8 @@ std::vector<Parameter*> UnitHandle::parameters() const {
 std::vector<std::string> UnitHandle::routes(std::size_t part) const {
   const Unit& unit = *wrap().own_units()[part];
   std::map<std::string, int> counts;
-  for (std::size_t i = 0; i < unit.buffers.size(); ++i)
-    if (const Parameter* p = unit.buffers.parameter(i); p && p->requires_grad())
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i)
+    if (const Parameter* p = unit.pieces.parameter(i); p && p->requires_grad())
       ++counts[Route::of(unit.arrival().facts(i)).text()];
   std::vector<std::string> lines;
   for (const auto& [route, count] : counts)
@@ -51,7 +50,7 @@ std::vector<std::string> UnitHandle::routes(std::size_t part) const {
   return lines;
 }
 
-const UnitLayout& UnitHandle::layout() const { return wrap().own_units().front()->buffers.layout(); }
+const UnitLayout& UnitHandle::layout() const { return wrap().own_units().front()->pieces.layout(); }
 
 std::int64_t UnitHandle::gathered_bytes() const {
   std::int64_t bytes = 0;
@@ -60,7 +59,7 @@ std::int64_t UnitHandle::gathered_bytes() const {
 }
 
 bool UnitHandle::is_unsharded() const { return wrap().own_units().front()->buffers.is_unsharded(); }
-bool UnitHandle::is_gathered() const { return wrap().own_units().front()->buffers.is_gathered(); }
+bool UnitHandle::is_gathered() const { return wrap().own_units().front()->buffers.levels().is_gathered(); }
 bool UnitHandle::reshards_after_forward() const { return parts().front().reshards; }
 std::vector<int> UnitHandle::order_in_forward() const { return wrap().order_in_forward(); }
 
@@ -82,7 +81,7 @@ UnshardHandle UnitHandle::unshard_async() const {
 
 void UnshardHandle::wait() const {
   if (const auto wrap = wrap_.lock())
-    for (const auto& unit : wrap->units) unit->buffers.wait();
+    for (const auto& unit : wrap->units) unit->buffers.levels().wait();
 }
 
 void UnitHandle::reshard() const {
@@ -118,7 +117,7 @@ void UnitHandle::set_reshard_after_backward(bool reshard) const {
 }
 
 void UnitHandle::set_keep_unsharded_storage(bool keep) const {
-  for (const auto& unit : wrap().units) unit->buffers.set_keeps_memory(keep);
+  for (const auto& unit : wrap().units) unit->buffers.levels().set_keeps_memory(keep);
 }
 
 void UnitHandle::set_max_reductions(int count) const {
@@ -162,13 +161,13 @@ Unit* sharded_unit(const Wrap& wrap, std::string_view call) {
 }  // namespace
 
 void UnitHandle::set_custom_gather(std::shared_ptr<UnitGather> gather) const {
-  if (Unit* unit = sharded_unit(wrap(), "set_custom_gather")) unit->buffers.set_gather(std::move(gather));
+  if (Unit* unit = sharded_unit(wrap(), "set_custom_gather")) unit->buffers.levels().set_gather(std::move(gather));
 }
 
 void UnitHandle::set_gather_transform(GatherTransform transform) const {
   Unit* const unit = sharded_unit(wrap(), "set_gather_transform");
   if (!unit) return;
-  unit->buffers.set_gather(std::make_shared<TransformedGather>(std::move(transform), unit->buffers.layout()));
+  unit->buffers.levels().set_gather(std::make_shared<TransformedGather>(std::move(transform), unit->pieces.layout()));
 }
 
 void UnitHandle::set_custom_reduce(UnitReduce reduce) const {

@@ -181,9 +181,9 @@ void Wrap::note_reshards(bool on) {
 void Wrap::note_slices() {
   std::string text;
   for (const auto& unit : units)
-    if (const DeviceMesh* split = unit->buffers.split())
-      text += fmt::format("{}{} in {}", text.empty() ? "" : ", ", unit->buffers.slices(),
-                          split->group(split->ndim() - 1).name());
+    if (const UnitSlices* slices = unit->buffers.levels().slices())
+      text += fmt::format("{}{} in {}", text.empty() ? "" : ", ", slices->ranks(),
+                          slices->split().group(slices->split().ndim() - 1).name());
   knobs.set<&GatherKnobs::slices>(text);
 }
 
@@ -232,7 +232,7 @@ void Wrap::each_unit(const auto& visit) const {
 }
 
 bool Wrap::gathers() const {
-  return std::ranges::any_of(units, [](const auto& unit) { return unit->buffers.gathers(); });
+  return std::ranges::any_of(units, [](const auto& unit) { return unit->pieces.gathers(); });
 }
 
 bool Wrap::is_agreed() const {
@@ -250,7 +250,7 @@ void Wrap::agree() {
 }
 
 bool Wrap::has_values() const {
-  return std::ranges::none_of(units, [](const auto& unit) { return unit->buffers.is_meta(); });
+  return std::ranges::none_of(units, [](const auto& unit) { return unit->buffers.levels().is_meta(); });
 }
 
 std::vector<int> Wrap::order_in_forward() const {
