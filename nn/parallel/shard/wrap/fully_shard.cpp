@@ -79,7 +79,7 @@ void reset_after_error(Module& root) {
   std::set<const ProcessGroup*> reset;
   for (Wrap* each : wraps_below(root)) {
     each->compare_again();
-    each->leave_round();  // of a list of modules that was left between two of them
+    each->use.leave();  // of a list of modules that was left between two of them
     for (const auto& unit : each->units) {
       unit->discard_pending();
       unit->discard_earlier();

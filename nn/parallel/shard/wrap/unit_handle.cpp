@@ -126,10 +126,7 @@ void UnitHandle::set_max_reductions(int count) const {
     if (!unit->is_replicated) unit->set<&ReductionKnobs::max_reductions>(count);
 }
 
-void UnitHandle::set_is_last_backward(bool is_last) const {
-  wrap().check_is_root("set_is_last_backward");
-  wrap().set_is_last(is_last);
-}
+void UnitHandle::set_is_last_backward(bool is_last) const { wrap().set_is_last_backward(is_last); }
 
 std::vector<std::weak_ptr<Wrap>> UnitHandle::wraps_of(const std::vector<UnitHandle>& units) {
   std::vector<std::weak_ptr<Wrap>> wraps;

@@ -5,7 +5,7 @@
 
 #include "nn/module_list.h"
 #include "nn/parallel/shard/unit/unit_slices.h"
-#include "nn/parallel/shard/wrap/wrap.h"
+#include "nn/parallel/shard/wrap/fully_shard_hook.h"
 #include "runtime/op/copy/offload_budget.h"
 #include "runtime/op/unit/buffer_views.h"
 
@@ -162,7 +162,8 @@ std::vector<UnitHandle> UnitPlans::wrap() {
   for (PlannedCall& call : calls_) {
     const std::vector<Module*> modules = call.modules;
     const auto wrap = std::make_shared<Wrap>(std::move(call));
-    for (Module* module : modules) module->add_hook(wrap);
+    const auto hook = std::make_shared<FullyShardHook>(wrap);
+    for (Module* module : modules) module->add_hook(hook);
     handles.emplace_back(wrap);
   }
   calls_.clear();
