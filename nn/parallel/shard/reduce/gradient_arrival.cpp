@@ -75,7 +75,7 @@ Route::Facts GradientArrival::facts(std::size_t i) const {
 std::size_t GradientArrival::index_of(const Slot& slot) const {
   const std::size_t i = slot.sink_place();
   if (i >= entries_.size() || pieces_.parameter(i) != &slot)
-    fail("group \"{}\" got a gradient of \"{}\", which is not its parameter", pieces_.layout().name, slot.name());
+    fail("unit \"{}\" got a gradient of \"{}\", which is not its parameter", pieces_.layout().name, slot.name());
   return i;
 }
 

@@ -81,7 +81,7 @@ void UnitBuffers::cast_to(const UnitLayoutPtr& layout) {
 
 void UnitBuffers::unshard() {
   check(!is_summoned(),
-        "fully_shard: group \"{}\" has its full parameters summoned: end the scope of FullParameters before a forward "
+        "fully_shard: unit \"{}\" has its full parameters summoned: end the scope of FullParameters before a forward "
         "or unshard()",
         pieces_.layout().name);
   if (is_unsharded() && !levels_.is_shard_full() && !levels_.needs_gather()) return;

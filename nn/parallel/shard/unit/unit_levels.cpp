@@ -123,7 +123,7 @@ bool UnitLevels::needs_gather() const { return !is_shard_full_ && !(is_current()
 // The slices that forward has left, or the shards, of which each replica may have updated a part only.
 void UnitLevels::start() {
   const UnitLayout& layout = pieces_.layout();
-  check(!is_meta(), "fully_shard: group \"{}\" has no values to gather; call model.materialize(seed) first",
+  check(!is_meta(), "fully_shard: unit \"{}\" has no values to gather; call model.materialize(seed) first",
         layout.name);
   if (!needs_gather()) return;
   has_gathered_ = true;

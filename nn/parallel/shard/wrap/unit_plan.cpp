@@ -23,7 +23,7 @@ void check_values(const UnitLayout& layout, const std::vector<Parameter*>& param
   if (std::ranges::all_of(parameters, is_on_meta)) return;
   for (const Parameter* p : parameters)
     check(!is_on_meta(p),
-          "fully_shard: parameter \"{}\" is on meta but others of its group have values; materialize all or none",
+          "fully_shard: parameter \"{}\" is on meta but others of its unit have values; materialize all or none",
           p->name());
   check_groups(layout, parameters[0]->value().local().device());
 }
@@ -96,7 +96,7 @@ void UnitPlans::add(const std::vector<Module*>& modules, const DeviceMesh& mesh,
     check(dynamic_cast<ModuleContainer*>(module) == nullptr,
           "fully_shard: \"{}\" is a container without a forward, so its hooks would never run; wrap its children one "
           "by one, or pass them "
-          "as a list to make one group",
+          "as a list to make one unit",
           module->label());
     check(!is_or_will_be_wrapped(*module), "fully_shard: module \"{}\" is wrapped already", module->label());
     check_inside_out(*module, *module);
