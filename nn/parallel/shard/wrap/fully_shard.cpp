@@ -3,7 +3,7 @@
 #include <set>
 
 #include "nn/optim/agree_on_updates.h"
-#include "nn/parallel/shard/wrap/unit_plan.h"
+#include "nn/parallel/shard/wrap/unit_table.h"
 #include "nn/parallel/shard/wrap/wrap.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
@@ -17,9 +17,9 @@ UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& me
       "fully_shard: offload with {} bytes in memory is a budget of all units: call shard_units(), or choose here which "
       "units are offloaded",
       policy.offload ? policy.offload->bytes_in_memory : 0);
-  UnitPlans plans;
-  plans.add(modules, mesh, policy);
-  return plans.wrap().front();
+  UnitTable table;
+  table.add(modules, mesh, policy);
+  return table.wrap().front();
 }
 
 UnitHandle fully_shard(Module& module, const DeviceMesh& mesh, const UnitPolicy& policy) {

@@ -5,7 +5,7 @@
 #include <set>
 #include <string_view>
 
-#include "nn/parallel/shard/wrap/unit_plan.h"
+#include "nn/parallel/shard/wrap/unit_table.h"
 #include "nn/parallel/shard/wrap/wrap.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/lanes.h"

@@ -10,7 +10,7 @@
 
 #include "nn/module_list.h"
 #include "nn/parallel/shard/wrap/unit_members.h"
-#include "nn/parallel/shard/wrap/unit_plan.h"
+#include "nn/parallel/shard/wrap/unit_table.h"
 #include "runtime/tensor/nearest.h"
 #include "runtime/tensor/quantity.h"
 
@@ -245,13 +245,13 @@ UnitRule units_by(std::string_view name) {
 std::vector<UnitHandle> shard_units(Module& model, const DeviceMesh& mesh, const UnitRule& rule,
                                     const UnitPolicy& policy) {
   check(!is_fully_sharded(model), "shard_units: the model is wrapped by fully_shard already");
-  UnitPlans plans;
-  for (const UnitModules& modules : rule.find(model, policy)) plans.add(modules, mesh, policy);
+  UnitTable table;
+  for (const UnitModules& modules : rule.find(model, policy)) table.add(modules, mesh, policy);
   UnitPolicy of_root = policy;
   of_root.reshard_after_forward.reset();
-  plans.add({&model}, mesh, of_root);
-  if (policy.offload) plans.keep_in_memory(policy.offload->bytes_in_memory);
-  return plans.wrap();
+  table.add({&model}, mesh, of_root);
+  if (policy.offload) table.keep_in_memory(policy.offload->bytes_in_memory);
+  return table.wrap();
 }
 
 }  // namespace sherd::nn

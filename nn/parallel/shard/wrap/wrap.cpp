@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "nn/parallel/shard/wrap/fully_shard_hook.h"
-#include "nn/parallel/shard/wrap/unit_plan.h"
+#include "nn/parallel/shard/wrap/unit_table.h"
 
 namespace sherd::nn {
 

@@ -32,7 +32,7 @@ struct PlannedCall {
 /// The name of its policy's preset, or what it shards where there is none.
 std::string strategy_of(const PlannedCall& call);
 
-class UnitPlans {
+class UnitTable {
  public:
   /// One more call, as if those before it had wrapped their modules; their `ignored` parameters are the same. Errors
   /// and communication: those of fully_shard(). Values are looked at, and stay as they are.

@@ -1,4 +1,4 @@
-#include "nn/parallel/shard/wrap/unit_plan.h"
+#include "nn/parallel/shard/wrap/unit_table.h"
 
 #include <algorithm>
 #include <utility>
@@ -36,13 +36,13 @@ std::optional<DeviceMesh> split_of(const DataMesh& data, bool is_replicated, Res
   return split_for_slices(data.mesh(), ranks);
 }
 
-bool UnitPlans::is_or_will_be_wrapped(const Module& module) const {
+bool UnitTable::is_or_will_be_wrapped(const Module& module) const {
   return is_fully_sharded(module) ||
          std::ranges::any_of(calls_, [&](const PlannedCall& call) { return is_one_of(call.modules, module); });
 }
 
 // The name of the call that has the parameter, if it is one of a module above; else null.
-const std::string* UnitPlans::owner_above(const Module& module, const Parameter& parameter) const {
+const std::string* UnitTable::owner_above(const Module& module, const Parameter& parameter) const {
   const ShardKeeper* const keeper = parameter.shard_keeper();
   const auto taker = takers_.find(&parameter);
   for (const Module* above = module.parent(); above; above = above->parent()) {
@@ -55,7 +55,7 @@ const std::string* UnitPlans::owner_above(const Module& module, const Parameter&
 }
 
 // Wrapping goes from the inside out. Error if a unit above `wrapped` has taken a parameter of it.
-void UnitPlans::check_inside_out(const Module& wrapped, const Module& module) const {
+void UnitTable::check_inside_out(const Module& wrapped, const Module& module) const {
   for (const Module::NamedParameter& p : module.own_parameters())
     if (const std::string* const owner = owner_above(wrapped, *p.parameter))
       fail(
@@ -67,7 +67,7 @@ void UnitPlans::check_inside_out(const Module& wrapped, const Module& module) co
 }
 
 // Parameters used below `module` that no unit has or will have, each once.
-void UnitPlans::collect_free(Module& module, std::set<const Parameter*>& seen, std::vector<Parameter*>& out) const {
+void UnitTable::collect_free(Module& module, std::set<const Parameter*>& seen, std::vector<Parameter*>& out) const {
   for (const Module::NamedParameter& p : module.own_parameters())
     if (!p.parameter->shard_keeper() && !takers_.contains(p.parameter) && seen.insert(p.parameter).second)
       out.push_back(p.parameter);
@@ -75,7 +75,7 @@ void UnitPlans::collect_free(Module& module, std::set<const Parameter*>& seen, s
     if (!is_or_will_be_wrapped(*child)) collect_free(*child, seen, out);
 }
 
-void UnitPlans::add(const std::vector<Module*>& modules, const DeviceMesh& mesh, const UnitPolicy& told) {
+void UnitTable::add(const std::vector<Module*>& modules, const DeviceMesh& mesh, const UnitPolicy& told) {
   const UnitPolicy policy = on_axes_of(told, mesh);
   if (policy.data_axes) {
     const DeviceMesh data = mesh_of_data(mesh, *policy.data_axes);
@@ -148,7 +148,7 @@ std::int64_t bytes_to_offload(const PlannedCall& call) {
 
 }  // namespace
 
-void UnitPlans::keep_in_memory(std::int64_t budget) {
+void UnitTable::keep_in_memory(std::int64_t budget) {
   check(budget >= 0, "shard_units: offload with {} bytes of shards in memory; give 0 or more", budget);
   std::vector<std::int64_t> bytes;
   for (const PlannedCall& call : calls_) bytes.push_back(bytes_to_offload(call));
@@ -157,7 +157,7 @@ void UnitPlans::keep_in_memory(std::int64_t budget) {
     if (kept[i]) calls_[i].policy.offload.reset();
 }
 
-std::vector<UnitHandle> UnitPlans::wrap() {
+std::vector<UnitHandle> UnitTable::wrap() {
   std::vector<UnitHandle> handles;
   for (PlannedCall& call : calls_) {
     const std::vector<Module*> modules = call.modules;
