@@ -14,14 +14,16 @@
   state      what a captured step reads of an object is a field that says who sees it change (host_state.py)
   weight     no folder is over its row in tools/weight.toml, and rows rise only as that file says (weigh.py)
   limits     no type, README or comment is over its limit, but for the rows of tools/limits.toml, which fall (limits.py)
+  face       the public types are those of tools/face.txt (face.py); `--face` prints them
   op names   outside of runtime/op no code compares ops by name: what differs is a column (tests may pick ops by name)
 
-Usage: check_layers.py [ROOT]   (ROOT is the repository, by default the one this file is in.) Exit status 1 on a breach.
+Usage: check_layers.py [--face] [ROOT]   (ROOT is the repository, by default the one this file is in.) Exit status 1 on a breach.
 """
 import pathlib
 import re
 import sys
 
+import face
 import host_state
 import limits
 import type_definitions
@@ -225,10 +227,20 @@ def check_tree(root):
         yield f"{where}:{number}: {breach}"
     readmes = [path for path in [root / "README.md", *files] if path.name == "README.md" and path.is_file()]
     yield from limits.breaches(root, codes, texts, sorted(readmes))
+    yield from face.breaches(root, texts, codes)
+
+
+def print_face(root):
+    texts = {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
+             for folder in MAY_SEE for path in (root / folder).rglob("*.h")}
+    print("\n".join(sorted(face.public_types(texts, {file: code_of(text) for file, text in texts.items()}))))
 
 
 def main():
-    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
+    arguments = [argument for argument in sys.argv[1:] if argument != "--face"]
+    root = pathlib.Path(arguments[0] if arguments else pathlib.Path(__file__).parent.parent).resolve()
+    if "--face" in sys.argv:
+        return print_face(root)
     breaches = [*check_tree(root), *weigh.breaches(root)]
     for breach in breaches:
         print(breach)

@@ -49,6 +49,24 @@ class CheckLayers(unittest.TestCase):
     def test_golden_folders_need_no_readme(self):
         self.assertEqual(self.run_on({"tests/golden/README.md": "", "tests/golden/llama/config.json": "{}"})[0], 0)
 
+    FACE = {
+        "include/README.md": "",
+        "include/sherd/README.md": "",
+        "include/sherd/tensor.h": '#pragma once\n#include "runtime/a.h"\n',
+        "runtime/b.h": "#pragma once\nnamespace sherd {\nstruct Told {};\nstruct Kept {};\nnamespace detail {\nstruct Own {};\n}\n}\n",
+    }
+
+    def test_public_types_are_those_listed(self):
+        def header(declarations):
+            return {"runtime/a.h": '#pragma once\n#include "runtime/b.h"\nnamespace sherd {\n' + declarations + "\n}\n"}
+
+        hidden = {**self.FACE, **header("class Seen {\n  Kept a_;\n public:\n  int f() { return Kept{}, 1; }\n  Told g();\n};\n"
+                                        "namespace detail {\nvoid of(Kept);\n}\nSeen make();")}
+        self.assertEqual(self.run_on({**hidden, "tools/face.txt": "sherd::Seen\nsherd::Told\n"})[0], 0)
+        self.expect({**hidden, "tools/face.txt": "sherd::Seen\n"}, "runtime/a.h: names sherd::Told, which is no public type yet")
+        self.expect({**self.FACE, **header("Told make();"), "tools/face.txt": "sherd::Gone\nsherd::Told\n"},
+                    "tools/face.txt: no header that programs include names sherd::Gone")
+
     STATE = """#pragma once
 namespace sherd::nn {
 /// A list of them; with a comma.
