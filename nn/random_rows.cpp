@@ -6,6 +6,8 @@
 //   @random_calls_kept      the same as of the last update, or 0: what a step that was left goes back to
 #include "nn/random_rows.h"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -18,6 +20,8 @@ namespace {
 
 constexpr double kOneCall = 4294967296.0;  // 2^32
 constexpr std::int64_t kFirstPlaces = 64;
+constexpr std::size_t kPartsKept = 16;  // more than the recordings that a captured step keeps
+using NumberedPart = std::pair<std::optional<BatchPart>, std::int64_t>;
 
 struct RankRows {
   // Apart from the counters, which are slots: an update makes none.
@@ -56,7 +60,7 @@ class Counters final : public Slot {
   }
   void set_seed(std::uint64_t seed) { drawn_by_.set<&DrawnBy::seed>(seed); }
   void set_part(const std::optional<BatchPart>& part) {
-    if (drawn_by_.set_unseen<&DrawnBy::part>(part)) drawn_by_.set<&DrawnBy::parts>(drawn_by_.all().parts.next());
+    if (drawn_by_.set_unseen<&DrawnBy::part>(part)) drawn_by_.set<&DrawnBy::which_part>(number_of(part));
   }
   /// A number of its own for a row; its count is 0.
   std::int64_t take() {
@@ -93,6 +97,14 @@ class Counters final : public Slot {
   }
 
  private:
+  /// Ranks that are given parts alike number them alike. One of the latest has the number that it had before.
+  std::int64_t number_of(const std::optional<BatchPart>& part) {
+    const auto known = std::ranges::find(parts_, part, &NumberedPart::first);
+    if (known != parts_.end()) return known->second;
+    const std::int64_t number = next_part_++;
+    parts_[static_cast<std::size_t>(number) % parts_.size()] = {part, number};
+    return number;
+  }
   bool has_rows() const { return std::cmp_less(freed_.size() + unused_.size(), taken_); }
   static Tensor element_of(const Slot& slot, std::int64_t place) {
     const Tensor& all = slot.value();
@@ -111,6 +123,8 @@ class Counters final : public Slot {
   Slot calls_;
   Slot kept_;  // as of the last update
   Tensor one_call_;
+  std::array<NumberedPart, kPartsKept> parts_{};  // that set_batch_part() was given; unset is 0 from the beginning
+  std::int64_t next_part_ = 1;
   std::int64_t taken_ = 0;
   std::vector<std::int64_t> freed_, unused_;  // places of rows that are gone; of these, whose count is 0 again
 };

@@ -40,9 +40,10 @@ void set_batch_part(std::optional<BatchPart> part);
 struct DrawnBy {
   std::uint64_t seed = 0;
   std::optional<BatchPart> part{};
-  Changes parts{};  ///< that were set
-  static constexpr AttrField fields[] = {attr<&DrawnBy::seed>("seed").seen_by(SeenBy::guard, "each random row"),
-                                         attr<&DrawnBy::parts>("batch_part").seen_by(SeenBy::guard, "each random row")};
+  std::int64_t which_part = 0;  ///< that part by its number, which is the same where it was set before
+  static constexpr AttrField fields[] = {
+      attr<&DrawnBy::seed>("seed").seen_by(SeenBy::guard, "each random row"),
+      attr<&DrawnBy::which_part>("batch_part").seen_by(SeenBy::guard, "each random row")};
 };
 /// For those who draw. A step that is being captured notes that it depends on it.
 const DrawnBy& drawn_by();

@@ -419,6 +419,22 @@ TEST(FullyShard, F143_ACapturedStepFollowsSeedAndPart) {
   });
 }
 
+TEST(FullyShard, F143_PartsThatTakeTurnsAreReplayed) {
+  run_ranks(2, [&](const Group& group) {
+    Noisy net;
+    nn::fully_shard(net, DeviceMesh(group));
+    CompiledStep step([&](std::span<const Tensor> in) { return std::vector<Tensor>{net.drop(in[0])}; },
+                      {.group = group});
+    const Tensor x = ones({2, kNoisyWidth});
+    for (int s = 0; s < 16; ++s) {
+      nn::set_batch_part(s % 2 == 0 ? std::nullopt : std::optional(nn::BatchPart{1 - group->rank(), 1, 2}));
+      nn::set_step(s);
+      step({&x, 1});
+      EXPECT_TRUE(s < 8 || step.mode() == CompiledStep::Mode::replay) << s << ": " << step.why();
+    }
+  });
+}
+
 TEST(RandomRows, APartThatIsNoneIsRefused) {
   const RankScope rank;
   expect_error([] { nn::set_batch_part(nn::BatchPart{3, 2, 4}); }, {"set_batch_part", "3 to 5 of 4"});
