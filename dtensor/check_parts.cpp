@@ -12,7 +12,7 @@ namespace sherd {
 namespace {
 
 enum Field : int { kProblem, kDtype, kNdim, kShape, kLocal = kShape + kMaxDims, kHash = kLocal + kMaxDims, kFields };
-using Facts = std::span<const std::int64_t>;
+using PartFacts = std::span<const std::int64_t>;
 
 std::int64_t hash_of(const Tensor& t) {
   if (t.is_meta()) return 0;
@@ -45,13 +45,13 @@ Tensor gather_facts(Tensor facts, const DeviceMesh& mesh) {
   return facts;
 }
 
-Shape dims_at(Facts facts, int field) {
+Shape dims_at(PartFacts facts, int field) {
   Shape shape;
   for (int d = 0; d < static_cast<int>(facts[kNdim]); ++d) shape.push_back(facts[static_cast<std::size_t>(field + d)]);
   return shape;
 }
 
-std::string text_of(Facts facts, int field) {
+std::string text_of(PartFacts facts, int field) {
   return fmt::format("{}{}", name(static_cast<DType>(facts[kDtype])), dims_at(facts, field));
 }
 
@@ -77,12 +77,14 @@ void check_parts(std::string_view what, const Tensor& local, const Shape& shape,
   }
   const std::vector<std::int64_t> all = gathered.to_vector<std::int64_t>();
   const int num_ranks = mesh.num_ranks();
-  const auto facts = [&](int rank) { return Facts(all).subspan(static_cast<std::size_t>(rank) * kFields, kFields); };
+  const auto facts = [&](int rank) {
+    return PartFacts(all).subspan(static_cast<std::size_t>(rank) * kFields, kFields);
+  };
   if (!problem.empty()) fail("{}", problem);
   for (int r = 0; r < num_ranks; ++r)
     check(facts(r)[kProblem] == 0, "{}: rank {} of {} cannot take part: its part {} does not fit {}", what, r,
           mesh.describe(), text_of(facts(r), kLocal), spec->describe());
-  const Facts first = facts(0);
+  const PartFacts first = facts(0);
   for (int r = 1; r < num_ranks; ++r)
     check(facts(r)[kDtype] == first[kDtype] && dims_at(facts(r), kShape) == dims_at(first, kShape),
           "{}: the ranks of {} do not make one tensor {}: rank 0 has the part {} of {}, rank {} the part {} of {}",

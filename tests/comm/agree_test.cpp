@@ -69,6 +69,44 @@ TEST(Agree, ErrorsOfAnyTypeCount) {
   });
 }
 
+TEST(Agree, RanksWithOtherFactsAreNamedOnEveryRank) {
+  const Disagreement error{"ranks differ", "start them alike"};
+  const auto facts_of = [](int rank) {
+    Facts facts{{"a", ""}, {"b", rank == 2 ? "two\nlines" : "x"}};
+    if (rank != 1) facts.emplace_back("c", "y");
+    return facts;
+  };
+  for (const int ranks : {1, 2, 3, 4})
+    run_ranks(ranks, [&](const Group& group) {
+      EXPECT_TRUE(agree(*group, facts_of(0), error));
+      EXPECT_EQ(agree(*group, group->rank() == 0 ? std::nullopt : std::optional(facts_of(0)), error), false);
+      if (ranks == 1) return;
+      const char* const first = ranks == 2   ? "ranks differ: c is y on rank 0; none on rank 1; start"
+                                : ranks == 3 ? "b is x on ranks 0, 1; two\nlines on rank 2; start them alike"
+                                             : "b is x on ranks 0, 1, 3; two\nlines on rank 2; start";
+      expect_error([&] { agree(*group, facts_of(group->rank()), error); }, {first});
+      EXPECT_EQ(group->host().counts().all_gather.calls, 0) << "it is no communication of a step";
+    });
+}
+
+TEST(Agree, FactsInAnotherOrderDiffer) {
+  run_ranks(2, [](const Group& group) {
+    Facts facts{{"a", "1"}, {"b", "2"}};
+    if (group->rank() == 1) std::swap(facts[0], facts[1]);
+    expect_error([&] { agree(*group, facts, {"ranks differ", "sort"}); }, {"ranks differ: their order differs; sort"});
+  });
+}
+
+TEST(Agree, AmongHoldersEachRankMayLackFacts) {
+  run_ranks(3, [](const Group& group) {
+    const std::string own = fmt::format("part {}", group->rank() % 2);
+    const Disagreement error{"copies differ", "copy again", true};
+    EXPECT_TRUE(agree(*group, Facts{{own, own}}, error));
+    expect_error([&] { agree(*group, Facts{{own, std::to_string(group->rank())}}, error); },
+                 {"copies differ: part 0 is 0 on rank 0; 2 on rank 2; copy again"});
+  });
+}
+
 TEST(World, IsWhatTheRankWasGiven) {
   run_ranks(2, [](const Group& group) { EXPECT_EQ(world_group(), group); });
 }

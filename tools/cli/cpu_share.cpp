@@ -21,10 +21,10 @@ namespace {
 
 // What a rank says of itself, as numbers: asked threads, online CPUs, bits of the quota, then the mask.
 constexpr std::size_t kMaskWords = 16, kFacts = 3 + kMaskWords;
-using Facts = std::array<std::int64_t, kFacts>;
+using CpuFacts = std::array<std::int64_t, kFacts>;
 
-Facts facts_of(const RankCpus& rank) {
-  Facts facts{rank.asked, rank.allowed.online, std::bit_cast<std::int64_t>(rank.allowed.quota)};
+CpuFacts facts_of(const RankCpus& rank) {
+  CpuFacts facts{rank.asked, rank.allowed.online, std::bit_cast<std::int64_t>(rank.allowed.quota)};
   for (const int cpu : rank.allowed.cpus) {
     const auto c = static_cast<std::size_t>(cpu);
     if (c / 64 < kMaskWords) facts[3 + c / 64] |= std::int64_t(std::uint64_t{1} << c % 64);

@@ -15,9 +15,11 @@ namespace {
 
 // What a rank tells the others.
 constexpr std::size_t kFacts = 4;
-using Facts = std::array<std::int64_t, kFacts>;
+using RankFacts = std::array<std::int64_t, kFacts>;
 
-Facts facts_of(const RankInfo& info) { return {info.rank, info.world_size, info.local_rank, info.local_world_size}; }
+RankFacts facts_of(const RankInfo& info) {
+  return {info.rank, info.world_size, info.local_rank, info.local_world_size};
+}
 
 RankInfo from_facts(std::span<const std::int64_t, kFacts> facts) {
   RankInfo info;

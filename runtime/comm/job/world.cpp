@@ -31,12 +31,8 @@ struct KnownWorld {
 // Kernels of another level round differently, and replicated tensors would drift apart in silence.
 void check_same_level(ProcessGroup& group) {
   const PurposeScope purpose("world_group");
-  const std::vector<std::string> levels = gather_text(group, instruction_level().name);
-  for (std::size_t r = 1; r < levels.size(); ++r)
-    check(levels[r] == levels[0],
-          "rank 0 runs the CPU kernels of {}, rank {} those of {}; set SHERD_CPU_LEVEL to a level that the CPUs of all "
-          "ranks have",
-          levels[0], r, levels[r]);
+  agree(group, Facts{{"the level of the CPU kernels", std::string(instruction_level().name)}},
+        {"ranks run different CPU kernels", "set SHERD_CPU_LEVEL to a level that the CPUs of all ranks have"});
 }
 
 std::shared_ptr<ProcessGroup> connect_world(const WorldOptions& options) {
