@@ -5,9 +5,9 @@
 
 namespace sherd {
 
-/// Collective over `group`: false if some rank has no program yet (null); else compares them. Throws Error on every
-/// rank if the programs differ in more than sizes of local tensors, naming the ranks that differ from the majority and
-/// the first differing line. One small all_gather unless they differ.
+/// Collective over `group`: false if some rank has no program yet (null); else compares them (agree.h). Throws Error on
+/// every rank if the programs differ in more than sizes of local tensors, with the first line that differs and who has
+/// which.
 bool check_same_program(const Program* program, ProcessGroup& group);
 
 }  // namespace sherd
