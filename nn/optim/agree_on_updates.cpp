@@ -15,12 +15,6 @@ namespace sherd::nn {
 
 namespace {
 
-/// What a rank says of an optimizer, as one line: the number of updates, and why it is torn, if it is. Of a loss
-/// scaler: its scale and counts.
-struct Report {
-  std::string updates, torn;
-};
-
 // A write to a home that has failed is the error of whoever reads it, until a load writes all of it.
 void tear_what_did_not_get_home(Optimizer& optimizer) {
   const auto check_home = [&](const Tensor& tensor) {
@@ -36,7 +30,8 @@ void tear_what_did_not_get_home(Optimizer& optimizer) {
     for (const OptimizerState& state : optimizer.state()) check_home(state.slot->value());
 }
 
-std::string report_of(Optimizer& optimizer) {
+// Updates made, and why it is torn, if it is.
+void report(Optimizer& optimizer, Facts& facts) {
   tear_what_did_not_get_home(optimizer);
   std::string torn = optimizer.torn(), updates = "?";
   try {
@@ -45,14 +40,14 @@ std::string report_of(Optimizer& optimizer) {
     if (torn.empty()) torn = fmt::format("its count of steps cannot be read: {}", error.what());
   }
   std::ranges::replace(torn, '\n', ' ');
-  return fmt::format("{} {}\n", updates, torn);
+  facts.emplace_back(std::move(updates), std::move(torn));
 }
 
-std::string report_of(LossScaler& scaler) {
+std::string values_of(LossScaler& scaler) {
   std::string values;
   for (const LossScalerState& s : scaler.state())
     values += fmt::format("{}{}", values.empty() ? "" : ",", s.slot->value().item<float>());
-  return values + " \n";
+  return values;
 }
 
 void take_values(LossScaler& scaler, const std::string& values) {
@@ -65,25 +60,17 @@ void take_values(LossScaler& scaler, const std::string& values) {
   }
 }
 
-std::vector<Report> read_reports(const std::string& text) {
-  std::vector<Report> reports;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    const std::size_t space = line.find(' ');
-    reports.push_back({line.substr(0, space), line.substr(space + 1)});
+std::string torn_anywhere(const std::vector<Facts>& by_rank, std::size_t optimizer) {
+  std::vector<int> ranks;
+  std::vector<std::string> updates;
+  for (const Facts& facts : by_rank) {
+    const auto& [made, torn] = facts[optimizer];
+    if (!torn.empty()) return fmt::format("rank {}: {}", ranks.size(), torn);
+    ranks.push_back(static_cast<int>(ranks.size()));
+    updates.push_back(made);
   }
-  return reports;
-}
-
-std::string torn_anywhere(const std::vector<std::vector<Report>>& by_rank, std::size_t optimizer) {
-  for (std::size_t r = 0; r < by_rank.size(); ++r)
-    if (const std::string& torn = by_rank[r][optimizer].torn; !torn.empty()) return fmt::format("rank {}: {}", r, torn);
-  const std::string& first = by_rank[0][optimizer].updates;
-  for (std::size_t r = 1; r < by_rank.size(); ++r)
-    if (const std::string& updates = by_rank[r][optimizer].updates; updates != first)
-      return fmt::format("a step was left that rank 0 or rank {} had finished: they have made {} and {} updates", r,
-                         first, updates);
-  return "";
+  const std::string differs = by_value(ranks, updates);
+  return differs.empty() ? "" : "a step was left that others had finished: the number of updates is " + differs;
 }
 
 // This rank's, and those of other threads that have made some of the parameters: their optimizers are made there too.
@@ -95,12 +82,13 @@ std::vector<RankRegister*> registers_of(const std::vector<Parameter*>& parameter
 }
 
 void agree_on(const std::vector<Optimizer*>& optimizers, const std::vector<LossScaler*>& scalers, ProcessGroup& group) {
-  std::string own, failure;
+  Facts own;  // a pair for each, as report() and values_of()
+  std::string failure;
   try {
     for (Optimizer* optimizer : optimizers) optimizer->forget_step();
     for (LossScaler* scaler : scalers) scaler->forget_step();
-    for (Optimizer* optimizer : optimizers) own += report_of(*optimizer);
-    for (LossScaler* scaler : scalers) own += report_of(*scaler);
+    for (Optimizer* optimizer : optimizers) report(*optimizer, own);
+    for (LossScaler* scaler : scalers) own.emplace_back(values_of(*scaler), "");
   } catch (const std::exception& error) { failure = error.what(); }
   if (RankContext::current().is_ghost()) return;
   const std::vector<std::string> failures = gather_text(group, failure);
@@ -108,18 +96,18 @@ void agree_on(const std::vector<Optimizer*>& optimizers, const std::vector<LossS
     check(failures[r].empty(), "optimizers cannot go back to the state between steps on rank {}: {}", r, failures[r]);
   if (group.size() == 1) return;
 
-  std::vector<std::vector<Report>> by_rank;
-  for (const std::string& text : gather_text(group, own)) by_rank.push_back(read_reports(text));
-  for (std::size_t r = 1; r < by_rank.size(); ++r)
-    check(by_rank[r].size() == by_rank[0].size(),
-          "rank 0 has {} optimizers of the model and loss scalers, rank {} has {}: make the same on all ranks",
-          by_rank[0].size(), r, by_rank[r].size());
+  agree(group,
+        Facts{{"the number of optimizers of the model", std::to_string(optimizers.size())},
+              {"the number of loss scalers", std::to_string(scalers.size())}},
+        {"ranks cannot compare their updates", "make the same on all ranks"});
+  std::vector<Facts> by_rank;
+  for (const std::string& text : gather_text(group, facts_to_text(own))) by_rank.push_back(facts_from_text(text));
   for (std::size_t i = 0; i < optimizers.size(); ++i)
     if (const std::string reason = torn_anywhere(by_rank, i); !reason.empty()) optimizers[i]->mark_torn(reason);
-  const std::vector<Report>& mine = by_rank[static_cast<std::size_t>(group.rank())];
-  for (std::size_t i = 0; i < scalers.size(); ++i)
-    if (const std::size_t at = optimizers.size() + i; by_rank[0][at].updates != mine[at].updates)
-      take_values(*scalers[i], by_rank[0][at].updates);
+  for (std::size_t i = 0; i < scalers.size(); ++i) {
+    const std::string& values = by_rank[0][optimizers.size() + i].first;
+    if (values != own[optimizers.size() + i].first) take_values(*scalers[i], values);
+  }
 }
 
 }  // namespace

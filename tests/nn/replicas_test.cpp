@@ -54,14 +54,14 @@ TEST(Replicas, OneThatDiffersFromTheOthersIsNamed) {
             if (group->rank() == 1) flip_lowest_bit(model.parameters()[0]->value());
           });
         },
-        {"replicas differ", "param \"weight\" [0:5, 0:3]", "rank 1 has other bits than ranks 0, 2", "last save"});
+        {"replicas differ", "param \"weight\" [0:5, 0:3]", " on ranks 0, 2; ", " on rank 1; ", "last save"});
     expect_error(
         [&] {
           compare(group, DeviceMesh(group, "dp"), "no_shard", [&](nn::Linear&, nn::AdamW& optimizer) {
             if (group->rank() == 2) flip_lowest_bit(optimizer.state()[0].slot->value());
           });
         },
-        {"replicas differ", "optim.", "rank 2 has other bits than ranks 0, 1"});
+        {"replicas differ", "optim.", " on ranks 0, 1; ", " on rank 2; "});
   });
 }
 
@@ -85,7 +85,7 @@ TEST(Replicas, EveryKindOfStateIsCompared) {
       };
       flip();
       expect_error([&] { ckpt::check_replicas(state, "here", *group); },
-                   {"replicas differ", what, "rank 1 has other bits than ranks 0, 2"});
+                   {"replicas differ", what, " on ranks 0, 2; ", " on rank 1; "});
       flip();
       flipped.insert(what);
     }
@@ -105,7 +105,7 @@ TEST(Replicas, OfTwoNeitherIsKnownToBeRight) {
             if (group->rank() == 3) flip_lowest_bit(model.parameters()[0]->sharded_value());
           });
         },
-        {"param \"weight\" [3:5, 0:3]", "rank", "1", "3", "either may be wrong"});
+        {"param \"weight\" [3:5, 0:3] is ", " on rank 1; ", " on rank 3; ", "either may be"});
   });
 }
 
@@ -120,7 +120,7 @@ TEST(Replicas, WhatOneRankAloneHoldsIsNotCompared) {
 TEST(Replicas, ThePositionInTheDataIsComparedToo) {
   run_ranks(3, [](const Group& group) {
     expect_error([&] { ckpt::check_replicas({}, group->rank() == 0 ? "step 7" : "step 8", *group); },
-                 {"the position in the data", "rank 0 has other bits than ranks 1, 2"});
+                 {"the position in the data is step 7 on rank 0; step 8 on ranks 1, 2; "});
   });
 }
 

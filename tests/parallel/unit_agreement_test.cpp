@@ -415,18 +415,27 @@ TEST(FullyShard, F192_AGhostComparesWithNobody) {
 
 // ---- the text ----
 
-std::vector<nn::UnitFacts> facts(std::vector<nn::UnitFacts> list) { return list; }
+using Units = std::vector<std::pair<std::string, sherd::Facts>>;  // settings by name
+
+sherd::Facts facts(const Units& units) {
+  sherd::Facts all;
+  for (std::size_t i = 0; i < units.size(); ++i)
+    nn::add_unit(all, static_cast<int>(i), units[i].first, units[i].second);
+  return all;
+}
 
 TEST(UnitAgreement, NamesTheFirstDifference) {
-  const auto a = facts({{"m", {{"s", "1"}, {"t", "x"}}}, {"m.0", {{"s", "1"}}}});
+  const Units a = {{"m", {{"s", "1"}, {"t", "x"}}}, {"m.0", {{"s", "1"}}}};
   auto other_value = a, more = a, less = a, renamed = a, other_setting = a;
-  other_value[0].settings[1].second = "y";
+  other_value[0].second[1].second = "y";
   more.push_back({"m.1", {}});
   less.pop_back();
-  renamed[1].unit = "m.9";
-  other_setting[1].settings.push_back({"u", "z"});
-  const auto difference = [](std::vector<int> ranks, std::vector<std::vector<nn::UnitFacts>> said) {
-    return nn::first_difference(ranks, said);
+  renamed[1].first = "m.9";
+  other_setting[1].second.push_back({"u", "z"});
+  const auto difference = [](const std::vector<int>& ranks, const std::vector<Units>& units) {
+    std::vector<sherd::Facts> said;
+    for (const Units& each : units) said.push_back(facts_from_text(facts_to_text(facts(each))));
+    return first_difference(ranks, said);
   };
   EXPECT_EQ(difference({0, 1}, {a, a}), "");
   EXPECT_EQ(difference({0, 4, 8}, {a, other_value, a}), "unit \"m\": t is x on ranks 0, 8; y on rank 4");
@@ -434,7 +443,7 @@ TEST(UnitAgreement, NamesTheFirstDifference) {
   EXPECT_EQ(difference({0, 1}, {a, less}), "unit 1 is \"m.0\" on rank 0; none on rank 1");
   EXPECT_EQ(difference({0, 1}, {renamed, a}), "unit 1 is \"m.9\" on rank 0; \"m.0\" on rank 1");
   EXPECT_EQ(difference({0, 1}, {a, other_setting}), "unit \"m.0\": u is none on rank 0; z on rank 1");
-  EXPECT_EQ(difference({0, 1}, {facts({}), a}), "unit 0 is none on rank 0; \"m\" on rank 1");
+  EXPECT_EQ(difference({0, 1}, {Units(), a}), "unit 0 is none on rank 0; \"m\" on rank 1");
 }
 
 }  // namespace

@@ -205,7 +205,7 @@ TEST_F(AfterDivergence, ABitThatFlipsEndsTheRunBeforeItIsSaved) {
       const Tensor weight = trainer.model().parameter("blocks.1.mlp.up.weight").value().local().detach();
       copy_into(weight, mul(weight, 1.0 + 1e-6));
     };
-    expect_error([&] { trainer.run(flip); }, {"replicas differ", "rank 1 has other bits than ranks 0, 2"});
+    expect_error([&] { trainer.run(flip); }, {"replicas differ", " on ranks 0, 2; ", " on rank 1; "});
   });
   EXPECT_EQ(ckpt::read_manifest(folder_.path()).step, 2);
 }

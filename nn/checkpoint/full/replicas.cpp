@@ -1,11 +1,6 @@
 #include "nn/checkpoint/full/replicas.h"
 
-#include <algorithm>
-#include <map>
-#include <sstream>
-#include <string>
-
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include "nn/checkpoint/format/checksum.h"
 #include "nn/checkpoint/local_box.h"
@@ -28,50 +23,18 @@ std::uint64_t hash_of(const Tensor& values) {
   return checksum({static_cast<const std::byte*>(here.raw()), static_cast<std::size_t>(here.bytes())});
 }
 
-// A line for each box: its hash, and what it is of.
-std::string hashes(const std::vector<nn::StateEntry>& state, std::string_view other) {
-  std::string text = fmt::format("{} {}\n", checksum_text(checksum(other)), "the position in the data");
+// A fact for each box that others may hold.
+Facts checksums(const std::vector<nn::StateEntry>& state, std::string_view other) {
+  Facts facts{{"the position in the data", std::string(other)}};
   for (const nn::StateEntry& entry : state) {
     const Tensor& value = state_tensor(entry);
     if (!has_replicas(value)) continue;
     for (const LocalPart& part : local_parts(value, state_shape(entry)))
-      text += fmt::format("{} {} \"{}\" {}\n", checksum_text(hash_of(part.values)), entry.kind, entry.name,
-                          to_string(part.box));
+      facts.emplace_back(fmt::format("the checksum of {} \"{}\" {}", entry.kind, entry.name, to_string(part.box)),
+                         checksum_text(hash_of(part.values)));
     leave_memory(value);
   }
-  return text;
-}
-
-using Holders = std::map<std::string, std::vector<int>>;  // ranks by the hash that they have
-
-std::map<std::string, Holders> by_box(const std::vector<std::string>& texts) {
-  std::map<std::string, Holders> boxes;
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    std::istringstream lines(texts[rank]);
-    for (std::string hash, what; lines >> hash && std::getline(lines, what);)
-      boxes[what.substr(1)][hash].push_back(static_cast<int>(rank));
-  }
-  return boxes;
-}
-
-std::string ranks_text(const std::vector<int>& ranks) {
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
-}
-
-std::string describe_difference(const std::string& what, const Holders& holders) {
-  const auto most =
-      std::ranges::max_element(holders, [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
-  std::vector<int> others;
-  bool is_clear = true;
-  for (auto at = holders.begin(); at != holders.end(); ++at) {
-    if (at == most) continue;
-    is_clear = is_clear && at->second.size() < most->second.size();
-    others.insert(others.end(), at->second.begin(), at->second.end());
-  }
-  std::ranges::sort(others);
-  return fmt::format("replicas differ: {} of {} {} other bits than {}{}", what, ranks_text(others),
-                     others.size() == 1 ? "has" : "have", ranks_text(most->second),
-                     is_clear ? "" : "; as many are of either kind, so either may be wrong");
+  return facts;
 }
 
 }  // namespace
@@ -80,14 +43,14 @@ void check_replicas(const std::vector<nn::StateEntry>& state, std::string_view o
   const PurposeScope purpose("check_replicas");
   if (group.size() == 1 || RankContext::current().is_ghost()) return;
   const GradMode off(false);
-  std::string own;
-  together(group, [&] { own = hashes(state, other); });
-  for (const auto& [what, holders] : by_box(gather_text(group, own)))
-    if (holders.size() > 1)
-      fail(
-          "{}. A bit has flipped in memory or on the way, or an op gives other bits on that machine; go on from the "
-          "last save without it",
-          describe_difference(what, holders));
+  Facts own;
+  together(group, [&] { own = checksums(state, other); });
+  agree(
+      group, own,
+      {.what = "replicas differ",
+       .remedy = "a bit has flipped in memory or on the way, or an op gives other bits on a machine: where most agree "
+                 "the others are wrong, else either may be. Go on from the last save without those",
+       .is_among_holders = true});
 }
 
 }  // namespace sherd::ckpt

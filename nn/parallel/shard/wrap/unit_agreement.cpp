@@ -16,107 +16,10 @@
 
 namespace sherd::nn {
 
-namespace {
-
-// ---- facts as text ----
-
-constexpr char kRank = 'R', kUnit = 'U', kSetting = 'S', kBetween = '\t';
-
-/// A line each; the rank's first, the hash is of the others.
-std::string text_of(std::span<const UnitFacts> units) {
-  std::string text;
-  for (const UnitFacts& unit : units) {
-    text += fmt::format("{}{}\n", kUnit, unit.unit);
-    for (const auto& [setting, value] : unit.settings)
-      text += fmt::format("{}{}{}{}\n", kSetting, setting, kBetween, value);
-  }
-  return text;
-}
-
-struct Account {
-  int rank = 0;
-  std::vector<UnitFacts> units;
-};
-
-Account read_account(std::string_view text) {
-  Account account;
-  while (!text.empty()) {
-    const std::size_t end = text.find('\n'), between = text.find(kBetween);
-    const std::string_view line = text.substr(1, end - 1);
-    if (text[0] == kRank) account.rank = std::stoi(std::string(line));
-    else if (text[0] == kUnit) account.units.push_back({std::string(line), {}});
-    else
-      account.units.back().settings.emplace_back(text.substr(1, between - 1),
-                                                 text.substr(between + 1, end - between - 1));
-    text.remove_prefix(end + 1);
-  }
-  return account;
-}
-
-// FNV-1a.
-std::string hash_of(std::string_view text) {
-  std::uint64_t hash = 0xCBF29CE484222325u;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
-  return fmt::format("{:016x}", hash);
-}
-
-// ---- the difference ----
-
-/// "full_shard on ranks 0, 2; no_shard on rank 1"; empty if all say the same.
-std::string by_value(std::span<const int> ranks, const std::vector<std::string>& values) {
-  std::vector<std::pair<std::string, std::vector<int>>> groups;  // in the order of ranks
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const auto known = std::ranges::find(groups, values[i], [](const auto& group) { return group.first; });
-    if (known != groups.end()) known->second.push_back(ranks[i]);
-    else groups.emplace_back(values[i], std::vector<int>{ranks[i]});
-  }
-  if (groups.size() < 2) return "";
-  std::string text;
-  for (const auto& [value, those] : groups)
-    text += fmt::format("{}{} on rank{} {}", text.empty() ? "" : "; ", value, those.size() > 1 ? "s" : "",
-                        fmt::join(those, ", "));
-  return text;
-}
-
-template <class List>
-auto at_or_null(const List& list, std::size_t i) {
-  return i < list.size() ? &list[i] : nullptr;
-}
-
-/// How ranks differ in the setting at `place` of a unit that all of them have; a missing setting is "none".
-std::string difference_of_setting(std::span<const int> ranks, const std::vector<const UnitFacts*>& units,
-                                  std::size_t place) {
-  std::vector<std::string> values;
-  std::string name;
-  for (const UnitFacts* unit : units) {
-    const auto* const setting = at_or_null(unit->settings, place);
-    values.push_back(setting ? setting->second : "none");
-    if (setting && name.empty()) name = setting->first;
-  }
-  const std::string differs = by_value(ranks, values);
-  return differs.empty() ? "" : fmt::format("unit \"{}\": {} is {}", units[0]->unit, name, differs);
-}
-
-}  // namespace
-
-std::string first_difference(std::span<const int> ranks, std::span<const std::vector<UnitFacts>> said) {
-  std::size_t num_units = 0;
-  for (const auto& units : said) num_units = std::max(num_units, units.size());
-  for (std::size_t u = 0; u < num_units; ++u) {
-    std::vector<std::string> names;
-    std::vector<const UnitFacts*> facts;
-    std::size_t num_settings = 0;
-    for (const auto& units : said) {
-      facts.push_back(at_or_null(units, u));
-      names.push_back(facts.back() ? fmt::format("\"{}\"", facts.back()->unit) : "none");
-      if (facts.back()) num_settings = std::max(num_settings, facts.back()->settings.size());
-    }
-    if (const std::string differs = by_value(ranks, names); !differs.empty())
-      return fmt::format("unit {} is {}", u, differs);
-    for (std::size_t s = 0; s < num_settings; ++s)
-      if (std::string differs = difference_of_setting(ranks, facts, s); !differs.empty()) return differs;
-  }
-  return "";
+void add_unit(Facts& units, int num_before, std::string_view name, const Facts& settings) {
+  units.emplace_back(fmt::format("unit {}", num_before), fmt::format("\"{}\"", name));
+  for (const auto& [setting, value] : settings)
+    units.emplace_back(fmt::format("unit \"{}\": {}", name, setting), value);
 }
 
 namespace {
@@ -141,36 +44,40 @@ std::vector<std::string> tell_all(ProcessGroup& group, const std::string& text) 
   return said;
 }
 
-std::string difference_in(const std::vector<std::string>& texts) {
-  std::vector<int> ranks;
-  std::vector<std::vector<UnitFacts>> said;
-  for (const std::string& text : texts) {
-    Account account = read_account(text);
-    ranks.push_back(account.rank);
-    said.push_back(std::move(account.units));
-  }
-  return first_difference(ranks, said);
-}
-
 /// Facts of the units that communicate over this group, in their order: ranks that share another axis only may have
 /// others, as the experts of expert parallelism.
-std::string text_over(std::span<Wrap* const> hooks, const ProcessGroup& group) {
-  std::vector<UnitFacts> units;
+Facts facts_over(std::span<Wrap* const> hooks, const ProcessGroup& group) {
+  Facts units;
+  int num_units = 0;
   for (const Wrap* hook : hooks)
-    if (std::optional<UnitFacts> facts = hook->facts_over(group)) units.push_back(std::move(*facts));
-  return text_of(units);
+    if (const std::optional<Facts> settings = hook->facts_over(group))
+      add_unit(units, num_units++, hook->name(), *settings);
+  return units;
+}
+
+/// The ranks have the numbers that their root group gives them.
+std::string difference_in(const std::vector<std::string>& texts) {
+  std::vector<int> ranks;
+  std::vector<Facts> said;
+  for (const std::string& text : texts) {
+    said.push_back(facts_from_text(text));
+    ranks.push_back(std::stoi(said.back()[0].second));
+    said.back().erase(said.back().begin());
+  }
+  return first_difference(ranks, said);
 }
 
 /// What is told in one group is told in the next, so it reaches all. Empty if units are the same.
 std::string difference_over(std::span<ProcessGroup* const> groups, std::span<Wrap* const> hooks) {
   std::string told;
   for (ProcessGroup* group : groups) {
-    const std::string own = text_over(hooks, *group);
-    const std::vector<std::string> said = tell_all(*group, told.empty() ? hash_of(own) : kDiffers + told);
+    Facts own = facts_over(hooks, *group);
+    const std::string hash = fmt::format("{:016x}", hash_facts(own));
+    const std::vector<std::string> said = tell_all(*group, told.empty() ? hash : kDiffers + told);
     if (std::ranges::all_of(said, [&](const std::string& text) { return text == said[0]; })) continue;
     const auto told_here = std::ranges::find_if(said, [](const std::string& text) { return text[0] == kDiffers; });
-    const int rank = hooks[0]->root_group().rank();
-    if (told_here == said.end()) told = difference_in(tell_all(*group, fmt::format("{}{}\n{}", kRank, rank, own)));
+    own.emplace(own.begin(), "rank", std::to_string(hooks[0]->root_group().rank()));
+    if (told_here == said.end()) told = difference_in(tell_all(*group, facts_to_text(own)));
     else if (told.empty()) told = told_here->substr(1);
   }
   return told;
@@ -264,10 +171,10 @@ std::string parameter_of(const Unit& unit, std::size_t i) {
 }
 
 /// Names every part of a unit but the first.
-void add_facts_of(const Unit& unit, bool is_first, UnitFacts& facts) {
+void add_facts_of(const Unit& unit, bool is_first, Facts& facts) {
   const std::string of_part = is_first ? "" : fmt::format(" of its part \"{}\"", unit.pieces.layout().name);
   const auto add = [&](std::string_view setting, std::string value) {
-    facts.settings.emplace_back(fmt::format("{}{}", setting, of_part), std::move(value));
+    facts.emplace_back(fmt::format("{}{}", setting, of_part), std::move(value));
   };
   add("the mesh", unit.data.mesh().describe());
   add("the number of shards", fmt::format("{}", unit.data.num_shards()));
@@ -297,14 +204,14 @@ std::string strategy_of(const PlannedCall& call) {
                      over[static_cast<int>(policy.optimizer)]);
 }
 
-std::optional<UnitFacts> Wrap::facts_over(const ProcessGroup& group) const {
+std::optional<Facts> Wrap::facts_over(const ProcessGroup& group) const {
   std::vector<const Unit*> parts;
   for (const auto& unit : units)
     if (communicates_over(*unit, group)) parts.push_back(unit.get());
   if (parts.empty() && !has_axis(mesh_.mesh(), group)) return std::nullopt;
-  UnitFacts facts{name_, {}};
+  Facts facts;
   const auto add = [&](std::string setting, std::string value) {
-    facts.settings.emplace_back(std::move(setting), std::move(value));
+    facts.emplace_back(std::move(setting), std::move(value));
   };
   const auto text = [](bool on) { return std::string(on ? "true" : "false"); };
   add("the mesh of its call", mesh_.mesh().describe());

@@ -65,7 +65,7 @@ class Wrap final : public std::enable_shared_from_this<Wrap> {
   std::vector<int> order_in_forward() const;
 
   /// What ranks of a group compare of it, of the parts that communicate over the group; nothing if it does not.
-  std::optional<UnitFacts> facts_over(const ProcessGroup& group) const;
+  std::optional<Facts> facts_over(const ProcessGroup& group) const;
   /// Before it gathers by itself, in no forward of its tree: compares it, or the tree, with other ranks', once.
   void agree();
   bool is_agreed() const;
