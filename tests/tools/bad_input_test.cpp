@@ -180,7 +180,7 @@ TEST_F(BadInput, RanksWithDifferentConfigsAreToldWhichKey) {
         if (rank == 2) own.seed = 99;
         return own;
       },
-      {"different configs", "rank 0", "rank 2", "seed", "7", "99"});
+      {"different configs: seed is 7 on ranks 0, 1; 99 on rank 2"});
   refused(
       [&](int rank) {
         TrainConfig own = config_;

@@ -2,6 +2,7 @@
 // recipe.
 #include "tools/train/config.h"
 
+#include <array>
 #include <fstream>
 #include <sstream>
 
@@ -21,6 +22,10 @@ namespace {
 using testing::expect_error;
 using testing::TempDir;
 using Args = std::vector<std::string_view>;
+
+std::string difference(const TrainConfig& a, const TrainConfig& b) {
+  return first_difference(std::array{0, 1}, std::array{facts_of(a), facts_of(b)});
+}
 
 struct Example {
   std::int64_t steps = 10;
@@ -413,8 +418,8 @@ TEST(TrainConfig, ReshardingAfterForwardIsASwitchOrANumberOfRanks) {
               nn::ReshardAfterForward(false));
   const TrainConfig config = load({path, "--reshard-after-forward", "2"});
   EXPECT_TRUE(config.plan.reshard_after_forward == two);
-  EXPECT_EQ(config_difference(config, "a", train_config_from_toml(to_toml(config), "manifest"), "b"), "");
-  EXPECT_EQ(config_difference(load({path}), "a", config, "b"), "a has reshard_after_forward = true, b has 2");
+  EXPECT_EQ(difference(config, train_config_from_toml(to_toml(config), "manifest")), "");
+  EXPECT_EQ(difference(load({path}), config), "reshard_after_forward is true on rank 0; 2 on rank 1");
   const TrainConfig old = train_config_from_toml("reshard_after_forward = false\n", "manifest");
   EXPECT_TRUE(old.plan.reshard_after_forward == nn::ReshardAfterForward(false))
       << "as checkpoints have it since it was a switch";
@@ -440,7 +445,7 @@ TEST(TrainConfig, HelpIsAskedForNotAnError) {
 TEST(TrainConfig, TextForCheckpointsReadsBack) {
   const TrainConfig saved = load({config_path("shakespeare-char.toml"), "--optimizer.lr", "0.30000000000000004"});
   const TrainConfig read = train_config_from_toml(to_toml(saved), "manifest");
-  EXPECT_EQ(config_difference(saved, "saved", read, "read"), "");
+  EXPECT_EQ(difference(saved, read), "");
   EXPECT_EQ(read.optimizer.lr, 0.30000000000000004);
   expect_error([] { train_config_from_toml("[model]\nlayer = 1", "DIR/manifest.json"); }, {"DIR/manifest.json:2"});
 }
@@ -452,7 +457,7 @@ TEST(TrainConfig, DifferencesAreNamed) {
   b.threads = 3;
   b.steps += 1;
   EXPECT_EQ(recipe_difference(a, "the checkpoint", b, "this run"), "") << "where and how fast, not what";
-  EXPECT_EQ(config_difference(a, "rank 0", b, "rank 1"), "rank 0 has steps = 80, rank 1 has 81");
+  EXPECT_EQ(difference(a, b), "steps is 80 on rank 0; 81 on rank 1");
   b.model.layers = 9;
   EXPECT_EQ(recipe_difference(a, "the checkpoint", b, "this run"),
             "the checkpoint has model.layers = 6, this run has 9");

@@ -564,10 +564,11 @@ void check_resumes(const TrainConfig& saved, const TrainConfig& now) {
         now.resume, difference);
 }
 
-std::string config_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,
-                              std::string_view b_name) {
-  TrainConfig copy_a = a, copy_b = b;
-  return difference(bind(copy_a).values(), a_name, bind(copy_b).values(), b_name);
+Facts facts_of(const TrainConfig& config) {
+  TrainConfig copy = config;
+  Facts facts;
+  for (const auto& [key, value] : bind(copy).values()) facts.emplace_back(key, to_string(value));
+  return facts;
 }
 
 std::string rounding_differences(const TrainConfig& before, const TrainConfig& now) {

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "nn/plan/check.h"
+#include "runtime/comm/group/agree.h"
 #include "tools/train/flags.h"
 #include "tools/train/links.h"
 
@@ -127,9 +128,8 @@ std::string recipe_difference(const TrainConfig& a, std::string_view a_name, con
                               std::string_view b_name);
 /// Error if the recipes differ, with the first key, both values and the remedy.
 void check_resumes(const TrainConfig& saved, const TrainConfig& now);
-/// The same over all keys, for ranks, which must agree on everything that makes them act together.
-std::string config_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,
-                              std::string_view b_name);
+/// All keys, for ranks, which must agree on everything that makes them act together.
+Facts facts_of(const TrainConfig& config);
 /// All keys of rounding that a resume changes: "mesh was \"tp=2\" and is \"\" now, parallel.loss was true and is false
 /// now"; empty if it changes none.
 std::string rounding_differences(const TrainConfig& before, const TrainConfig& now);

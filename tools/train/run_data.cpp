@@ -44,14 +44,10 @@ void RunData::agree(ProcessGroup& group, const std::string& path) {
 }
 
 void RunData::compare(ProcessGroup& group, const std::string& path) const {
-  const std::vector<std::string> prints =
-      gather_text(group, fmt::format("{} {}", tokens_->files().fingerprint(), content_));
-  for (std::size_t r = 1; r < prints.size(); ++r)
-    check(prints[r] == prints[0], "rank {} sees other data at {} than rank 0: {}; all ranks need the same files", r,
-          path,
-          prints[r].substr(0, prints[r].find(' ')) == prints[0].substr(0, prints[0].find(' '))
-              ? "names and sizes are equal, the content is not"
-              : "names or sizes of the files differ");
+  sherd::agree(group,
+               Facts{{"the hash of names and sizes", std::to_string(tokens_->files().fingerprint())},
+                     {"the hash of the content", content_}},
+               {fmt::format("ranks see different data at {}", path), "all ranks need the same files"});
 }
 
 void RunData::note(ckpt::Manifest& manifest) const {

@@ -98,17 +98,9 @@ void Trainer::look_together(const std::function<void()>& work) {
 
 void Trainer::agree_on_config() {
   asked_mesh_ = config_.plan.mesh;
-  const std::vector<std::string> texts = gather_text(*group_, to_toml(config_));
   as_usage([&] {
-    together(*group_, [&] {
-      resolve(config_);
-      for (std::size_t r = 1; r < texts.size(); ++r) {
-        const std::string difference =
-            config_difference(train_config_from_toml(texts[0], "rank 0"), "rank 0",
-                              train_config_from_toml(texts[r], "another rank"), fmt::format("rank {}", r));
-        check(difference.empty(), "the ranks have different configs: {}", difference);
-      }
-    });
+    together(*group_, [&] { resolve(config_); });
+    agree(*group_, facts_of(config_), {"the ranks have different configs", "start all of them with the same"});
   });
   place_replicas();
   as_usage([&] {
