@@ -71,11 +71,12 @@ std::string replicas_text(const std::vector<int>& replicas) {
 }
 
 // Whether the last step is open each may see differently.
-RunState Regroup::take_over(RunSaves& saves, ProcessGroup& group) {
-  const bool has_state = place_.has_state[static_cast<std::size_t>(group.rank())];
+void Regroup::take_over(RunState& state, RunSaves& saves, ProcessGroup& group) {
+  if (!goes_on()) return;
+  const bool has_state = place_->has_state[static_cast<std::size_t>(group.rank())];
   std::optional<RunRecord> record;
   bool is_open = false, owes_save = false;
-  for (const std::string& text : gather_text(group, has_state ? to_text(place_.record) : "")) {
+  for (const std::string& text : gather_text(group, has_state ? to_text(place_->record) : "")) {
     if (text.empty()) continue;
     const RunRecord each = run_record_from_text(text);
     is_open = is_open || each.state.is_step_open;
@@ -83,43 +84,43 @@ RunState Regroup::take_over(RunSaves& saves, ProcessGroup& group) {
     if (!record) record = each;
   }
   check(record.has_value(), "no replica is left that has the state of the run");
-  place_.record = *std::move(record);
-  saves.take_over(place_.record);
-  RunState state = place_.record.state;
-  state.updates = place_.updates;
+  place_->record = *std::move(record);
+  saves.take_over(place_->record);
+  state = place_->record.state;
+  state.updates = place_->updates;
   state.is_step_open = is_open;
   state.owes_save = owes_save;
   state.owed_line.clear();  // the evaluation of a step that is open is made again
-  return state;
 }
 
 void Regroup::give_state(const std::vector<nn::StateEntry>& state, const DeviceMesh& root, ProcessGroup& group) {
   const int axis = axis_of_replicas(root);
   const std::vector<int> replica_of = replica_of_ranks(group, root.coordinate(axis));
-  const std::optional<int> holder = whole_replica(replica_of, place_.has_state);
+  const std::optional<int> holder = whole_replica(replica_of, place_->has_state);
   check(holder.has_value(), "no replica is left that has the whole state of the run");
-  const bool all_have = std::ranges::find(place_.has_state, false) == place_.has_state.end();
+  const bool all_have = std::ranges::find(place_->has_state, false) == place_->has_state.end();
   std::optional<ckpt::StateHolders> holders;
   if (!all_have) holders.emplace(root.group(axis), *holder);
   for (std::size_t rank = 0; rank < replica_of.size(); ++rank)
-    if (!place_.has_state[rank]) newcomers_.insert(place_.replicas[static_cast<std::size_t>(replica_of[rank])]);
-  place_.state->give(state, holders);
+    if (!place_->has_state[rank]) newcomers_.insert(place_->replicas[static_cast<std::size_t>(replica_of[rank])]);
+  place_->state->give(state, holders);
   group.host().barrier();
-  place_.state = nullptr;
+  place_->state = nullptr;
 }
 
 // What the step to come has cost, and who takes part in it.
 void Regroup::say(const RunState& state, ProcessGroup& group, TimePoint start) {
+  if (!goes_on()) return;
   const std::vector<int> newcomers(newcomers_.begin(), newcomers_.end());
-  const std::vector<int> now = without(place_.replicas, newcomers);  // one may be lost and back again already
-  StepMetrics::Regroup regroup{.lost = without(place_.record.replicas, now), .returned = newcomers};
-  regroup.seconds = place_.seconds_before + Seconds(std::chrono::steady_clock::now() - start).count();
-  SurvivalCounts& counts = place_.record.counts;
+  const std::vector<int> now = without(place_->replicas, newcomers);  // one may be lost and back again already
+  StepMetrics::Regroup regroup{.lost = without(place_->record.replicas, now), .returned = newcomers};
+  regroup.seconds = place_->seconds_before + Seconds(std::chrono::steady_clock::now() - start).count();
+  SurvivalCounts& counts = place_->record.counts;
   counts.lost += static_cast<std::int64_t>(regroup.lost.size());
   counts.returned += static_cast<std::int64_t>(regroup.returned.size());
   (regroup.lost.empty() ? counts.returned_seconds : counts.lost_seconds) += regroup.seconds;
-  const std::optional<StepMetrics::Regroup> untold = std::exchange(place_.record.regroup, std::nullopt);
-  untold_ = untold ? merged(*untold, regroup, place_.replicas) : regroup;
+  const std::optional<StepMetrics::Regroup> untold = std::exchange(place_->record.regroup, std::nullopt);
+  untold_ = untold ? merged(*untold, regroup, place_->replicas) : regroup;
   if (group.rank() != 0) return;
   std::string text;
   if (!regroup.lost.empty())
@@ -130,22 +131,32 @@ void Regroup::say(const RunState& state, ProcessGroup& group, TimePoint start) {
                         replicas_text(regroup.returned), regroup.returned.size() == 1 ? "is" : "are", state.updates);
   say_on_stderr(
       fmt::format("{}: means are over {} of {} replicas from step {} on; a new group of {} rank{} in {:.2f} s",
-                  text.empty() ? "the group was formed again" : text, place_.replicas.size(), place_.num_replicas,
+                  text.empty() ? "the group was formed again" : text, place_->replicas.size(), place_->num_replicas,
                   state.updates + 1, group.size(), group.size() == 1 ? "" : "s", regroup.seconds));
 }
 
-void Regroup::note(StepMetrics& metrics) {
-  if (std::cmp_less(place_.replicas.size(), place_.num_replicas)) metrics.replicas = place_.replicas;
+void Regroup::end_step(StepMetrics& metrics) {
+  if (!place_) return;
+  step_begin_.reset();
+  if (std::cmp_less(place_->replicas.size(), place_->num_replicas)) metrics.replicas = place_->replicas;
   metrics.regroup = std::exchange(untold_, std::nullopt);
 }
 
+// Whoever asked for a save may be told of a lost rank, not of a save. The next group is not formed beside one that is
+// being written: it would be waited for.
+void Regroup::add_wish(Wishes& own, RunState& state, const RunSaves& saves, const ProcessGroup& group) const {
+  if (!place_) return;
+  state.owes_save = state.owes_save || own.save;
+  if (group.rank() == 0 && !saves.is_in_flight()) own.regroup = place_->has_next();
+}
+
 RunRecord Regroup::record(std::int64_t first_step, const RunState& state, const RunSaves& saves) const {
-  RunRecord record = place_.record;
-  if (!place_.goes_on) record.first_step = first_step;
+  RunRecord record = place_->record;
+  if (!place_->goes_on) record.first_step = first_step;
   record.state = state;
   record.state.owes_save = state.owes_save || saves.is_in_flight();
   saves.note(record);
-  record.replicas = place_.replicas;
+  record.replicas = place_->replicas;
   record.regroup = untold_;
   return record;
 }

@@ -68,8 +68,9 @@ void RunSaves::claim_after_another_rank() {
 }
 
 void RunSaves::share_names() {
-  for (std::string* name : {&names_.run, &names_.job, &names_.folder}) *name = gather_text(group_, *name)[0];
-  retention_.replace = !gather_text(group_, retention_.replace ? "yes" : "")[0].empty();
+  RunRecord record;
+  note(record);
+  take_over(run_record_from_text(gather_text(group_, to_text(record))[0]));
 }
 
 void RunSaves::take_over(const RunRecord& record) {

@@ -1,8 +1,9 @@
 #pragma once
 // What ranks are asked for between two steps: what one rank is asked for, all do.
+#include <cstdint>
 #include <functional>
 
-#include "runtime/comm/group/process_group.h"
+#include "runtime/comm/group/host_group.h"
 
 namespace sherd {
 
@@ -27,7 +28,11 @@ class RunStops {
   /// Local.
   Wishes own() const { return {.stop = stop_ ? stop_() : 0, .save = save_ && save_()}; }
   /// Collective.
-  Wishes agreed(const Wishes& own) const;
+  Wishes agreed(const Wishes& own) const {
+    std::int64_t wishes[] = {own.stop, own.save ? 1 : 0, own.regroup ? 1 : 0};
+    group_.host().all_reduce({in_place(wishes, DType::i64, 3)}, {.kind = ReduceKind::max});
+    return {static_cast<int>(wishes[0]), wishes[1] != 0, wishes[2] != 0};
+  }
   /// The signal to stop by. Collective; without the poll 0, and no communication.
   int stop() const { return stop_ ? agreed({.stop = stop_()}).stop : 0; }
 

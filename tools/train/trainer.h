@@ -6,31 +6,17 @@
 //   config.data = "input.txt";
 //   Trainer trainer(config, world_group());
 //   trainer.run([](const StepMetrics& m) { fmt::print("{} {}\n", m.step, m.loss); });
-#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
-#include <utility>
 
-#include "nn/checkpoint/training_state.h"
-#include "runtime/comm/group/process_group.h"
-#include "runtime/exec/memory_log.h"
-#include "tools/train/config.h"
-#include "tools/train/regroup.h"
-#include "tools/train/run_data.h"
-#include "tools/train/run_saves.h"
-#include "tools/train/run_stops.h"
+#include "tools/train/rollback.h"
+#include "tools/train/run.h"
 #include "tools/train/step_log.h"
-#include "tools/train/step_trace.h"
-#include "tools/train/train_step.h"
-#include "tools/train/weights.h"
 
 namespace sherd {
-
-/// A run that comes back to the same save more often has diverged.
-inline constexpr int kMostRollbacks = 10;
 
 class Trainer {
  public:
@@ -49,12 +35,10 @@ class Trainer {
   /// (nn::MeshAxes::with_replicas()), a batch that does not divide by the ranks, data that cannot be read, a checkpoint
   /// that does not fit, a folder that holds another run's saves, a device that is not there. An ExitError of kUsage but
   /// where a file cannot be read or is damaged, which the next start may find whole.
-  Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group);
-  /// Trainer of a run that outlives replicas: `config` is that of the group, whose mesh has the replicas that are left.
-  /// Ranks without the state are given it by a replica that has it. Error, on every rank, if none has it whole.
-  Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group, TrainGroup place);
-  Trainer(const Trainer&) = delete;
-  Trainer& operator=(const Trainer&) = delete;
+  ///
+  /// `place`: of a run that outlives replicas. `config` is that of the group then, whose mesh has the replicas that are
+  /// left; ranks without the state are given it by a replica that has it. Error, on every rank, if none has it whole.
+  Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group, std::optional<TrainGroup> place = {});
 
   /// Trains up to config.steps, evaluating and saving as configured. With `stop` or `save`, on all ranks or on none,
   /// the ranks ask one another after each step, and end together after the step in which one of them was asked to,
@@ -69,41 +53,41 @@ class Trainer {
 
   /// One update, by the batch of step `step`, counted from 0; run() is the way to make them all. Returns the mean loss
   /// over the global batch and the gradient norm before clipping. Collective. Does not wait for the device.
-  TrainStep::Result train_step(std::int64_t step);
+  TrainStep::Result train_step(std::int64_t step) { return run_->update(step); }
   /// Mean loss over validation windows (all, or the first eval_batches x batch). Collective; waits for the device.
   double evaluate();
   /// A checkpoint of the present state in config.save, as of `step` updates. With config.save_async it is written while
   /// the caller goes on, which may fail later: run() looks at each step's end, finish_save() waits. Collective. Throws
   /// Error naming the file, on every rank.
-  void save(std::int64_t step);
+  void save(std::int64_t step) { run_->save(step); }
   /// Waits for a save that is still being written. Collective; nothing without one. Throws Error, on every rank, if it
   /// has failed.
-  void finish_save() { saves_->finish(); }
+  void finish_save() { run_->saves->finish(); }
 
-  nn::LanguageModel& model() { return step_->model(); }
+  nn::LanguageModel& model() { return run_->step->model(); }
   /// Resolved; its mesh names replicate if the hosts are replicas, its vocabulary is that of the data.
-  const TrainConfig& config() const { return config_; }
-  const TokenData& data() const { return *data_.tokens(); }
-  ProcessGroup& group() { return *group_; }
-  const nn::JobMesh& mesh() const { return *mesh_; }
+  const TrainConfig& config() const { return run_->config; }
+  const TokenData& data() const { return *run_->data.tokens(); }
+  ProcessGroup& group() { return *run_->group; }
+  const nn::JobMesh& mesh() const { return *run_->mesh; }
   /// Updates made before this run (0 unless resumed), or before this group of it.
-  std::int64_t first_step() const { return first_step_; }
+  std::int64_t first_step() const { return run_->first_step; }
   /// Updates made in all.
-  std::int64_t updates() const { return state_.updates; }
-  const RunState& run_state() const { return state_; }
+  std::int64_t updates() const { return run_->state.updates; }
+  const RunState& run_state() const { return run_->state; }
 
   // ---- of a run that outlives replicas ----
 
   /// An earlier group of the run has trained before this one.
-  bool goes_on() const { return regroup_ && regroup_->place().goes_on; }
+  bool goes_on() const { return run_->regroup.goes_on(); }
   /// run() has ended between two steps, as the next group is to be formed.
-  bool is_regrouped() const { return regroup_ && regroup_->is_ended; }
+  bool is_regrouped() const { return run_->regroup.is_ended(); }
   /// What a Trainer of the next group takes over. Local; the group may have failed.
   ckpt::CarriedState carry();
-  RunRecord record() const { return regroup_->record(first_step_, state_, *saves_); }
-  const RunData& shared_data() const { return data_; }
+  RunRecord record() const { return run_->regroup.record(run_->first_step, run_->state, *run_->saves); }
+  const RunData& shared_data() const { return run_->data; }
   /// Begin of a step that has been left.
-  std::optional<Regroup::TimePoint> left_step_began() const { return regroup_->step_begin; }
+  std::optional<Regroup::TimePoint> left_step_began() const { return run_->regroup.left_step_began(); }
 
   /// Lines of the metrics file that are known late: run() calls each once, on rank 0.
   struct LateLines {
@@ -115,59 +99,7 @@ class Trainer {
   void when_lines_are_known(LateLines late) { late_ = std::move(late); }
 
  private:
-  /// together(), for what reads files: on every rank an Error, or an ExitError of kUsage if on one of them a value was
-  /// wrong.
-  void look_together(const std::function<void()>& work);
-  void agree_on_config();
-  void start();
-  void open_group();
-  void place_replicas();
-  void open_data();
-  void say_what_changes(const TrainConfig& saved);
-  void check_recipe_of(const ckpt::Manifest& save);
-  void open_initial();
-  void claim_save_folder();
-  void build();
-  void explain(OutOfMemory& error) noexcept;
-  std::vector<nn::StateEntry> state();
-  void resume();
-  void load(const ckpt::CheckpointReader& save);
-  void prepare_saves();
-  int run_step(std::int64_t step, StepTrace& trace, StepLog& log, const RunStops& stops);
-  void make_step(std::int64_t step, StepTrace& trace, StepLog& log);
-  bool is_due(std::int64_t step, std::int64_t every) const;
-  void evaluate_step(StepLog& log, const RunStops& stops);
-  /// Returns the signal to stop by.
-  int make_owed_evaluation(const RunStops& stops);
-  int end_step(std::int64_t step, StepLog& log, const RunStops& stops);
-  int end_step_of_earlier_group(StepLog& log, const RunStops& stops);
-  Wishes agreed_wishes(const RunStops& stops);
-  void compare_replicas(std::int64_t step);
-  std::optional<double> evaluate_unless_stopped(const RunStops& stops);
-  void save_and_stop(std::int64_t step, int signal);
-  [[noreturn]] void fail_diverged(const Divergence& found);
-  DivergenceRule divergence_rule();
-  void save_before_the_first_step(const RunStops& stops);
-  std::int64_t roll_back(StepLog& log);
-  std::pair<Tensor, Tensor> training_batch(std::int64_t step);
-
-  TrainConfig config_;
-  nn::MeshAxes asked_mesh_;  // config_.plan.mesh may name replicas that it does not: those of hosts
-  std::shared_ptr<ProcessGroup> group_;
-  std::optional<nn::JobMesh> mesh_;
-  Device device_;
-  std::unique_ptr<ckpt::CheckpointReader> resumed_;
-  std::optional<RunSaves> saves_;
-  std::unique_ptr<Weights> initial_;
-  RunData data_;
-  std::optional<MemoryLog> memory_log_;
-  std::optional<TrainStep> step_;
-  RunState state_;
-  std::int64_t first_step_ = 0, local_batch_ = 0;
-  BatchRows rows_;
-  std::int64_t rolled_back_to_ = -1;                                 // the step of the save
-  int rollbacks_in_a_row_ = 0;                                       // to that save
-  std::optional<Regroup> regroup_;                                   // of a run that outlives replicas
+  std::unique_ptr<Run> run_;
   LateLines late_;
 };
 
