@@ -104,4 +104,50 @@ void OutputQueue::close() {
 
 bool OutputQueue::has_room() const { return pending_.size() - begin_ < kRoom; }
 
+namespace {
+
+bool same_file(int a, int b) {
+  struct stat first{}, second{};
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
+}
+
+}  // namespace
+
+OutputRelay::OutputRelay() : is_one_file_(same_file(1, 2)) {}
+
+bool OutputRelay::read_some(RankStream& stream) {
+  if (!stream.fd.is_open()) return false;
+  if (stream.to->is_closed()) {
+    stream.fd.reset();  // Nobody reads our output, so the rank learns that nobody reads its own (SIGPIPE).
+    return false;
+  }
+  const ssize_t got = ::read(stream.fd.get(), buffer_.data(), buffer_.size());
+  if (got > 0) {
+    stream.to->append(stream.lines.feed(std::string_view(buffer_.data(), static_cast<std::size_t>(got))));
+    return true;
+  }
+  if (got == 0 || (errno != EAGAIN && errno != EINTR)) finish(stream);
+  return false;
+}
+
+void OutputRelay::drain(RankStream& stream) {
+  for (int pieces = 0; pieces < 16 && read_some(stream); ++pieces) {}
+}
+
+void OutputRelay::end(RankStream& stream) {
+  drain(stream);
+  if (stream.fd.is_open()) finish(stream);
+}
+
+void OutputRelay::finish(RankStream& stream) {
+  stream.to->append(stream.lines.finish());
+  stream.fd.reset();
+}
+
+bool OutputRelay::wants_to_write(const OutputQueue& queue) const {
+  const OutputQueue& other = &queue == &out ? err : out;
+  return !queue.is_empty() && !(is_one_file_ && other.is_within_line());
+}
+
 }  // namespace sherd

@@ -4,6 +4,11 @@
 #include <deque>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "runtime/os/descriptor.h"
 
 namespace sherd {
 
@@ -66,6 +71,43 @@ class OutputQueue {
   bool within_line_ = false;
   bool closed_ = false;
   int error_ = 0;
+};
+
+/// One stream of a rank, and where it goes.
+struct RankStream {
+  Descriptor fd;  ///< closed: at its end, or the rank writes to our own descriptor
+  RankLines lines;
+  OutputQueue* to;
+};
+
+/// What ranks write, on its way to this process's own output. Never blocks.
+class OutputRelay {
+ public:
+  OutputRelay();
+
+  /// Returns whether there may be more to read right now.
+  bool read_some(RankStream& stream);
+  /// What an ended rank has written is in its pipe; a child of it may go on writing, so not without a limit.
+  void drain(RankStream& stream);
+  /// Drains it, and reads no more.
+  void end(RankStream& stream);
+  /// "sherd run: " and the text, on a line of its own.
+  void say(std::string_view text) { err.append(fmt::format("sherd run: {}\n", text)); }
+  /// Drops what is waiting and what comes.
+  void close() {
+    out.close();
+    err.close();
+  }
+  /// Whether the queue has something to write, and would not cut a line of the other one.
+  bool wants_to_write(const OutputQueue& queue) const;
+
+  OutputQueue out{1}, err{2};
+
+ private:
+  void finish(RankStream& stream);
+
+  std::vector<char> buffer_ = std::vector<char>(65536);
+  const bool is_one_file_;
 };
 
 }  // namespace sherd

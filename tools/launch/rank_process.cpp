@@ -55,20 +55,6 @@ bool is_meant(int status) {
   return exit == kUsage || exit == kDiverged || was_stopped(status);
 }
 
-std::vector<std::string> environment_without_ranks() {
-  std::vector<std::string> kept;
-  for (char** entry = ::environ; entry && *entry; ++entry) {
-    const std::string_view text = *entry;
-    bool ours = false;
-    for (const auto* name : {"SHERD_RANK=", "SHERD_WORLD_SIZE=", "SHERD_LOCAL_RANK=", "SHERD_LOCAL_WORLD_SIZE=",
-                             "SHERD_STORE=", "SHERD_SECRET=", "SHERD_JOB=", "SHERD_RESTART=", "SHERD_SLOT=",
-                             "SHERD_FULL_WORLD_SIZE=", "SHERD_SURVIVE=", "SHERD_GENERATION=", "SHERD_SAVES="})
-      ours = ours || text.starts_with(name);
-    if (!ours) kept.emplace_back(text);
-  }
-  return kept;
-}
-
 bool catches(pid_t pid, int signal) {
   std::ifstream status(fmt::format("/proc/{}/status", pid));
   constexpr std::string_view kKey = "SigCgt:";

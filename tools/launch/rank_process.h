@@ -7,19 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "runtime/os/descriptor.h"
 #include "tools/launch/line_relay.h"
 
 namespace sherd {
 
 /// How many of a rank's last lines on stderr are remembered.
 inline constexpr std::size_t kTailLines = 20;
-
-struct RankStream {
-  Descriptor fd;  // closed: at its end, or the rank writes to our own descriptor
-  RankLines lines;
-  OutputQueue* to;
-};
 
 struct RankProcess {
   int rank;
@@ -45,7 +38,5 @@ std::string describe_end(const RankProcess& rank);
 bool blames_a_peer(const RankProcess& rank);
 /// Whether the process has a handler: a signal that it does not expect, or not yet, would end it.
 bool catches(pid_t pid, int signal);
-/// This process's, without what launchers tell their ranks.
-std::vector<std::string> environment_without_ranks();
 
 }  // namespace sherd

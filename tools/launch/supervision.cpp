@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/signalfd.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,12 +16,9 @@
 #include <cstring>
 #include <functional>
 
-#include "runtime/comm/store/tcp_store.h"
 #include "runtime/tensor/error.h"
 #include "tools/launch/process_tree.h"
-#include "tools/launch/spawn.h"
 #include "tools/train/exit_status.h"
-#include "tools/train/restart.h"
 #include "tools/train/stop_signals.h"
 
 namespace sherd {
@@ -34,16 +30,60 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLinger{200};  // what ranks leave behind may be about to end
 constexpr milliseconds kKillAgain{50};
 
-bool same_file(int a, int b) {
-  struct stat first{}, second{};
-  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
-         first.st_ino == second.st_ino;
+using RankProcesses = std::vector<std::unique_ptr<RankProcess>>;
+using Failures = std::vector<const RankProcess*>;
+
+/// To the ranks that wait for it.
+void pass_on(int signal, const RankProcesses& ranks) {
+  for (const auto& rank : ranks)
+    if (!rank->status && catches(rank->pid, signal)) ::kill(rank->pid, signal);
+}
+
+const RankProcess* to_blame(const Failures& failures) {
+  const auto own =
+      std::find_if(failures.begin(), failures.end(), [](const RankProcess* r) { return !blames_a_peer(*r); });
+  if (own != failures.end()) return *own;
+  return failures.empty() ? nullptr : failures.front();
+}
+
+/// "; rank 1 had ended (status 0)": whom a rank that has lost a peer may have waited for. Those that failed are told.
+std::string ended_well(const RankProcesses& all) {
+  std::vector<int> ranks;
+  for (const auto& rank : all)
+    if (rank->status && !has_failed(*rank->status)) ranks.push_back(rank->rank);
+  if (ranks.empty()) return {};
+  return fmt::format("; rank{} {} had ended (status 0)", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
+/// The rank to blame, and those that were killed at the same time: they cannot say anything themselves.
+std::string describe(const Failures& failures, const RankProcesses& ranks) {
+  constexpr std::size_t kMostNamed = 8;
+  const RankProcess* culprit = to_blame(failures);
+  std::string text = describe_end(*culprit);
+  std::size_t named = 1, others = 0;
+  for (const RankProcess* rank : failures) {
+    if (rank == culprit || WIFEXITED(*rank->status)) continue;
+    if (++named <= kMostNamed) text += "; " + describe_end(*rank);
+    else ++others;
+  }
+  if (others > 0) text += fmt::format("; and {} more", others);
+  return blames_a_peer(*culprit) ? text + ended_well(ranks) : text;
+}
+
+int status_after_signal(int signal, const RankProcesses& ranks) {
+  int status = kDone;
+  for (const auto& rank : ranks) {
+    if (rank->is_outlived) continue;
+    if (has_failed(*rank->status) && !was_stopped(*rank->status)) return 128 + signal;
+    status = std::max(status, WEXITSTATUS(*rank->status));
+  }
+  return status == kDone ? 128 + signal : status;
 }
 
 }  // namespace
 
 Supervision::Supervision(const SuperviseOptions& options, const JobStart& start, const sigset_t& rank_mask, int control)
-    : options_(options), start_(start), rank_mask_(rank_mask), control_(control), shared_output_(same_file(1, 2)) {
+    : options_(options), start_(options, start, rank_mask), control_(control) {
   ::signal(SIGPIPE, SIG_IGN);
   ::fcntl(control, F_SETFL, O_NONBLOCK);
   sigset_t child;
@@ -55,48 +95,6 @@ Supervision::Supervision(const SuperviseOptions& options, const JobStart& start,
 
 Supervision::~Supervision() {
   if (has_children_) kill_descendants(kKillLimit);
-}
-
-std::unique_ptr<RankProcess> Supervision::start_rank(int rank) {
-  const int count = num_ranks(), slot = start_.slots[static_cast<std::size_t>(rank)];
-  SpawnPlan plan{.command = options_.command, .environment = environment_without_ranks(), .mask = rank_mask_};
-  for (const auto& [name, value] : {std::pair("SHERD_RANK", rank),
-                                    {"SHERD_LOCAL_RANK", rank},
-                                    {"SHERD_WORLD_SIZE", count},
-                                    {"SHERD_LOCAL_WORLD_SIZE", count},
-                                    {"SHERD_RESTART", start_.restart},
-                                    {"SHERD_SLOT", slot},
-                                    {"SHERD_FULL_WORLD_SIZE", options_.ranks}})
-    plan.environment.push_back(fmt::format("{}={}", name, value));
-  if (survival_) {
-    plan.environment.push_back(fmt::format("SHERD_SURVIVE={}", survival_->life_of(rank)));
-    plan.environment.push_back(fmt::format("SHERD_GENERATION={}", survival_->generation()));
-  }
-  plan.environment.push_back("SHERD_JOB=" + start_.job);
-  if (!start_.saves.empty()) plan.environment.push_back("SHERD_SAVES=" + start_.saves);
-  plan.environment.push_back(fmt::format("SHERD_STORE=127.0.0.1:{}", server_.port()));
-  plan.environment.push_back("SHERD_SECRET=" + secret_);
-
-  // A terminal's input goes to its foreground process group only, and no rank is in that.
-  const bool reads_input = rank == 0 && ::isatty(0) == 0;
-  const Descriptor nothing(reads_input ? -1 : ::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (!reads_input) plan.in = nothing.get();
-  Pipe out, err;
-  if (count > 1) {
-    out = make_pipe(), err = make_pipe();
-    plan.out = out.write.get(), plan.err = err.write.get();
-    for (const int fd : {out.read.get(), err.read.get()}) ::fcntl(fd, F_SETFL, O_NONBLOCK);
-  }
-  const std::string prefix = fmt::format("[{}] ", rank);
-  const pid_t pid = spawn(plan);
-  has_children_ = true;
-  return std::make_unique<RankProcess>(
-      RankProcess{rank,
-                  slot,
-                  pid,
-                  std::nullopt,
-                  {std::move(out.read), RankLines(prefix, ::isatty(1) != 0, 0), &out_},
-                  {std::move(err.read), RankLines(prefix, ::isatty(2) != 0, kTailLines), &err_}});
 }
 
 /// Blocks until something happens or the next deadline, and handles it.
@@ -112,12 +110,9 @@ void Supervision::wait_for_events() {
   for (const auto& rank : ranks_)
     for (RankStream* stream : {&rank->out, &rank->err})
       if (stream->fd.is_open() && stream->to->has_room())
-        watch(stream->fd.get(), POLLIN, [this, stream] { read_some(*stream); });
-  for (OutputQueue* queue : {&out_, &err_}) {
-    const OutputQueue& other = queue == &out_ ? err_ : out_;
-    if (!queue->is_empty() && !(shared_output_ && other.is_within_line()))
-      watch(queue->fd(), POLLOUT, [queue] { queue->write_some(); });
-  }
+        watch(stream->fd.get(), POLLIN, [this, stream] { relay_.read_some(*stream); });
+  for (OutputQueue* queue : {&relay_.out, &relay_.err})
+    if (relay_.wants_to_write(*queue)) watch(queue->fd(), POLLOUT, [queue] { queue->write_some(); });
   auto until = stopping_ ? kill_at_ : stop_at_;
   if (survival_ && !stopping_) until = std::min(until, survival_->next_look(Clock::now()));
   const auto wait = until - Clock::now();
@@ -134,23 +129,14 @@ void Supervision::read_control() {
   if (got < 0) return;
   if (got == 0) launcher_lives_ = false;  // Nobody waits for us: leave nothing behind, quickly.
   if (got > 0 && signal != SIGUSR1 && interrupted_by_ == 0) interrupted_by_ = signal;
-  if (!has_children_ || !launcher_lives_) {
-    out_.close();
-    err_.close();
-  }
+  if (!has_children_ || !launcher_lives_) relay_.close();
   if (!has_children_) return;
-  if (launcher_lives_ && signal == SIGUSR1) return pass_on(signal);
+  if (launcher_lives_ && signal == SIGUSR1) return pass_on(signal, ranks_);
   if (stopping_ || !launcher_lives_) return kill_all();
   user_signal_ = signal;
-  say(fmt::format("{}: stopping {} rank{}; once more kills at once", signal_name(signal), num_ranks(),
-                  num_ranks() == 1 ? "" : "s"));
+  relay_.say(fmt::format("{}: stopping {} rank{}; once more kills at once", signal_name(signal), start_.num_ranks(),
+                         start_.num_ranks() == 1 ? "" : "s"));
   stop(signal, options_.save_grace);
-}
-
-/// To the ranks that wait for it.
-void Supervision::pass_on(int signal) const {
-  for (const auto& rank : ranks_)
-    if (!rank->status && catches(rank->pid, signal)) ::kill(rank->pid, signal);
 }
 
 /// Takes note of the ranks that have ended, and buries what they had left to us.
@@ -164,8 +150,7 @@ void Supervision::reap() {
     if (found == ranks_.end() || (*found)->status) continue;
     RankProcess& rank = **found;
     rank.status = status;
-    drain(rank.out);
-    drain(rank.err);
+    for (RankStream* stream : {&rank.out, &rank.err}) relay_.drain(*stream);
     if (has_failed(status) && is_outlived(rank)) continue;
     if (survival_ && survival_->is_member(rank.rank) && (!has_failed(status) || was_stopped(status))) {
       has_one_ended_well_ = true;
@@ -174,42 +159,12 @@ void Supervision::reap() {
     if (!has_failed(status) || stopping_) continue;
     failures_.push_back(&rank);
     end_what_waits();
-    stop_at_ = std::min(stop_at_, Clock::now() + patience_after(rank));
+    // Its peers may go on for a while: each may be about to tell the reason, or what it was doing; and after a signal
+    // all of them end by themselves.
+    stop_at_ = std::min(stop_at_, Clock::now() + (was_stopped(status) ? options_.grace : options_.blame_window));
   }
   if (all_ranks_ended()) stop_at_ = std::min(stop_at_, Clock::now() + kLinger);
   if (pid < 0 && errno == ECHILD) has_children_ = false;
-}
-
-/// How long its peers may go on: each may be about to tell the reason, or what it was doing; and after a signal all of
-/// them end by themselves.
-milliseconds Supervision::patience_after(const RankProcess& failed) const {
-  return was_stopped(*failed.status) ? options_.grace : options_.blame_window;
-}
-
-/// Returns whether there may be more to read right now.
-bool Supervision::read_some(RankStream& stream) {
-  if (!stream.fd.is_open()) return false;
-  if (stream.to->is_closed()) {
-    stream.fd.reset();  // Nobody reads our output, so the rank learns that nobody reads its own (SIGPIPE).
-    return false;
-  }
-  const ssize_t got = ::read(stream.fd.get(), buffer_.data(), buffer_.size());
-  if (got > 0) {
-    stream.to->append(stream.lines.feed(std::string_view(buffer_.data(), static_cast<std::size_t>(got))));
-    return true;
-  }
-  if (got == 0 || (errno != EAGAIN && errno != EINTR)) finish(stream);
-  return false;
-}
-
-/// What an ended rank has written is in its pipe; a child of it may go on writing, so not without a limit.
-void Supervision::drain(RankStream& stream) {
-  for (int pieces = 0; pieces < 16 && read_some(stream); ++pieces) {}
-}
-
-void Supervision::finish(RankStream& stream) {
-  stream.to->append(stream.lines.finish());
-  stream.fd.reset();
 }
 
 // ---- replicas that die while the job goes on ----
@@ -223,7 +178,7 @@ bool Supervision::is_outlived(RankProcess& rank) {
   const bool takes_part = survival_->is_member(rank.rank) || !survival_->is_known();
   if (is_meant(*rank.status) && takes_part && !is_users_kill) return false;
   if (has_one_ended_well_ && survival_->is_known()) {  // it was not needed any more
-    say(describe_end(rank) + ", when others had ended");
+    relay_.say(describe_end(rank) + ", when others had ended");
     end_what_waits();
     return rank.is_outlived = true;
   }
@@ -231,7 +186,7 @@ bool Supervision::is_outlived(RankProcess& rank) {
   const Survival::Fate fate = survival_->lose(rank.rank, Clock::now(), &loss);
   if (fate == Survival::Fate::ends) return false;
   if (fate == Survival::Fate::goes_on) {
-    if (!stopping_) say(fmt::format("{}; {}", describe_end(rank), loss.text));
+    if (!stopping_) relay_.say(fmt::format("{}; {}", describe_end(rank), loss.text));
     for (const int peer : loss.ranks) give_up(peer);
     survival_->tell();
   }
@@ -259,7 +214,7 @@ void Supervision::look_after_replicas() {
   });
   if (is_over) return end_what_waits();
   const auto now = Clock::now();
-  for (const std::string& line : survival_->admit(now)) say(line);
+  for (const std::string& line : survival_->admit(now)) relay_.say(line);
   const auto is_stopped = [&](int rank) {
     const std::vector<ProcessEntry> below = descendants();
     const pid_t pid = ranks_[static_cast<std::size_t>(rank)]->pid;
@@ -268,7 +223,7 @@ void Supervision::look_after_replicas() {
   for (const int rank : survival_->stragglers(now, is_stopped)) {
     const RankProcess& process = *ranks_[static_cast<std::size_t>(rank)];
     if (process.status) continue;
-    say(fmt::format("rank {} does not come to where others wait for it; it is killed", rank));
+    relay_.say(fmt::format("rank {} does not come to where others wait for it; it is killed", rank));
     ::kill(-process.pid, SIGKILL);
   }
   std::vector<bool> has_ended;
@@ -281,53 +236,20 @@ void Supervision::start_again(const std::vector<int>& ranks) {
   try {
     for (const int rank : ranks) {
       std::unique_ptr<RankProcess>& process = ranks_[static_cast<std::size_t>(rank)];
-      for (RankStream* stream : {&process->out, &process->err}) {
-        drain(*stream);
-        if (stream->fd.is_open()) finish(*stream);
-      }
-      process = start_rank(rank);
+      for (RankStream* stream : {&process->out, &process->err}) relay_.end(*stream);
+      process = start_.start(rank, relay_, survival_.get());
+      has_children_ = true;
     }
   } catch (const Error& error) {
     Survival::Loss loss;
     survival_->lose(ranks.front(), Clock::now(), &loss);
-    say(fmt::format("{}; {}", error.what(), loss.text));
+    relay_.say(fmt::format("{}; {}", error.what(), loss.text));
     for (const int rank : ranks) give_up(rank);
   }
 }
 
-const RankProcess* Supervision::to_blame() const {
-  const auto own =
-      std::find_if(failures_.begin(), failures_.end(), [](const RankProcess* r) { return !blames_a_peer(*r); });
-  if (own != failures_.end()) return *own;
-  return failures_.empty() ? nullptr : failures_.front();
-}
-
-/// The rank to blame, and those that were killed at the same time: they cannot say anything themselves.
-std::string Supervision::describe_failures() const {
-  constexpr std::size_t kMostNamed = 8;
-  const RankProcess* culprit = to_blame();
-  std::string text = describe_end(*culprit);
-  std::size_t named = 1, others = 0;
-  for (const RankProcess* rank : failures_) {
-    if (rank == culprit || WIFEXITED(*rank->status)) continue;
-    if (++named <= kMostNamed) text += "; " + describe_end(*rank);
-    else ++others;
-  }
-  if (others > 0) text += fmt::format("; and {} more", others);
-  return blames_a_peer(*culprit) ? text + ended_well() : text;
-}
-
-/// "; rank 1 had ended (status 0)": whom a rank that has lost a peer may have waited for. Those that failed are told.
-std::string Supervision::ended_well() const {
-  std::vector<int> ranks;
-  for (const auto& rank : ranks_)
-    if (rank->status && !has_failed(*rank->status)) ranks.push_back(rank->rank);
-  if (ranks.empty()) return {};
-  return fmt::format("; rank{} {} had ended (status 0)", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
-}
-
 /// One rank alone may be stopped as its user likes.
-bool Supervision::looks_for_frozen() const { return !stopping_ && num_ranks() > 1 && !all_ranks_ended(); }
+bool Supervision::looks_for_frozen() const { return !stopping_ && start_.num_ranks() > 1 && !all_ranks_ended(); }
 
 /// Peers give up a frozen rank; but not when all that are left are frozen.
 void Supervision::kill_frozen() {
@@ -338,8 +260,8 @@ void Supervision::kill_frozen() {
   if (stopped_.of(groups) < options_.frozen_after) return;
   for (const auto& rank : ranks_) {
     if (rank->status || rank->was_frozen) continue;
-    say(fmt::format("rank {} has been stopped for {:.3g} s, and no rank runs: killing it", rank->rank,
-                    std::chrono::duration<double>(options_.frozen_after).count()));
+    relay_.say(fmt::format("rank {} has been stopped for {:.3g} s, and no rank runs: killing it", rank->rank,
+                           std::chrono::duration<double>(options_.frozen_after).count()));
     rank->was_frozen = true;
     ::kill(-rank->pid, SIGKILL);
   }
@@ -349,8 +271,8 @@ void Supervision::kill_frozen() {
 void Supervision::advance() {
   if (!has_children_) return;
   if (!stopping_ && Clock::now() >= stop_at_) {
-    say(all_ranks_ended() ? "all ranks have ended; stopping the processes that they left behind"
-                          : fmt::format("{}; stopping the other ranks", describe_failures()));
+    relay_.say(all_ranks_ended() ? "all ranks have ended; stopping the processes that they left behind"
+                                 : fmt::format("{}; stopping the other ranks", describe(failures_, ranks_)));
     stop(SIGTERM, options_.grace);
   }
   if (Clock::now() >= kill_at_) kill_all();
@@ -387,62 +309,42 @@ void Supervision::kill_all() {
   kill_at_ = Clock::now() + kKillAgain;
 }
 
-void Supervision::flush(OutputQueue& queue) {
-  while (!queue.is_empty()) wait_for_events();
-}
-
-int Supervision::status_after_signal() const {
-  int status = kDone;
-  for (const auto& rank : ranks_) {
-    if (rank->is_outlived) continue;
-    if (has_failed(*rank->status) && !was_stopped(*rank->status)) return 128 + user_signal_;
-    status = std::max(status, WEXITSTATUS(*rank->status));
-  }
-  return status == kDone ? 128 + user_signal_ : status;
-}
-
 /// Prints why it ended, after everything else; returns the status for the shell.
 int Supervision::report() {
-  flush(out_);
-  if (out_.error() != 0 && out_.error() != EPIPE) say(fmt::format("cannot write: {}", std::strerror(out_.error())));
+  flush(relay_.out);
+  if (relay_.out.error() != 0 && relay_.out.error() != EPIPE)
+    relay_.say(fmt::format("cannot write: {}", std::strerror(relay_.out.error())));
   if (user_signal_ != 0) {
-    say(fmt::format("stopped by {}", signal_name(user_signal_)));
-    flush(err_);
-    return status_after_signal();
+    relay_.say(fmt::format("stopped by {}", signal_name(user_signal_)));
+    flush(relay_.err);
+    return status_after_signal(user_signal_, ranks_);
   }
-  const RankProcess* culprit = to_blame();
-  if (culprit && num_ranks() == 1) say(describe_end(*culprit));
-  if (culprit && num_ranks() > 1) {
+  const RankProcess* culprit = to_blame(failures_);
+  if (culprit && start_.num_ranks() == 1) relay_.say(describe_end(*culprit));
+  if (culprit && start_.num_ranks() > 1) {
     const auto& tail = culprit->err.lines.tail();
-    const std::string failures = describe_failures();
-    const std::string who = failures == describe_end(*culprit) ? "it" : fmt::format("rank {}", culprit->rank);
-    say(tail.empty() ? fmt::format("{}{} wrote nothing to stderr", failures, who == "it" ? " and" : "; " + who)
-                     : fmt::format("{}; the end of what {} wrote to stderr:", failures, who));
-    for (const std::string& line : tail) err_.append("  " + line + "\n");
+    const std::string what = describe(failures_, ranks_);
+    const std::string who = what == describe_end(*culprit) ? "it" : fmt::format("rank {}", culprit->rank);
+    relay_.say(tail.empty() ? fmt::format("{}{} wrote nothing to stderr", what, who == "it" ? " and" : "; " + who)
+                            : fmt::format("{}; the end of what {} wrote to stderr:", what, who));
+    for (const std::string& line : tail) relay_.err.append("  " + line + "\n");
   }
-  flush(err_);
+  flush(relay_.err);
   return culprit ? shell_status(*culprit->status) : 0;
 }
 
 /// Ranks that ended because of a peer are not reported.
 std::optional<StartFailure> Supervision::failure() const {
-  const RankProcess* culprit = to_blame();
+  const RankProcess* culprit = to_blame(failures_);
   if (!culprit || interrupted_by_ != 0 || !launcher_lives_ || is_meant(*culprit->status)) return std::nullopt;
-  const bool has_no_reader =
-      out_.is_closed() || err_.is_closed() || (WIFSIGNALED(*culprit->status) && WTERMSIG(*culprit->status) == SIGPIPE);
+  const bool has_no_reader = relay_.out.is_closed() || relay_.err.is_closed() ||
+                             (WIFSIGNALED(*culprit->status) && WTERMSIG(*culprit->status) == SIGPIPE);
   if (has_no_reader) return std::nullopt;  // nor would another start
-  StartFailure failure{.what = describe_failures(), .slots = {}};
+  StartFailure failure{.what = describe(failures_, ranks_), .slots = {}};
   for (const RankProcess* rank : failures_)
     if (!blames_a_peer(*rank) && !rank->was_frozen) failure.slots.push_back(rank->slot);
-  if (num_ranks() > 1 && failure.slots.size() == ranks_.size()) failure.slots.clear();  // a fault of no rank
+  if (start_.num_ranks() > 1 && failure.slots.size() == ranks_.size()) failure.slots.clear();  // a fault of no rank
   return failure;
-}
-
-/// Empty if no rank has said that there is a save.
-std::string Supervision::told_saves() const {
-  try {
-    return TcpStore({.port = server_.port(), .secret = secret_}).get(kSavesOfJob, milliseconds(0));
-  } catch (const CommError&) { return start_.saves; }
 }
 
 void say_on_error_stream(const std::string& text) {
@@ -451,26 +353,21 @@ void say_on_error_stream(const std::string& text) {
 }
 
 StartOutcome Supervision::run() {
-  if (options_.survive) {
-    TcpStoreOptions own{.port = server_.port(), .secret = secret_};
-    own.call_deadline = std::chrono::hours(24);  // it is served by this process, which may be stopped meanwhile
-    survival_ = std::make_unique<Survival>(std::make_unique<TcpStore>(own), num_ranks(), options_.restart.backoff);
-  }
-  for (int rank = 0; rank < num_ranks(); ++rank) ranks_.push_back(start_rank(rank));
+  if (options_.survive) survival_ = start_.watch_replicas();
+  has_children_ = true;
+  for (int rank = 0; rank < start_.num_ranks(); ++rank)
+    ranks_.push_back(start_.start(rank, relay_, survival_.get()));
   while (has_children_) {
     wait_for_events();
     look_after_replicas();
     advance();
   }
   for (const auto& rank : ranks_)
-    for (RankStream* stream : {&rank->out, &rank->err}) {
-      drain(*stream);
-      if (stream->fd.is_open()) finish(*stream);
-    }
+    for (RankStream* stream : {&rank->out, &rank->err}) relay_.end(*stream);
   StartOutcome outcome;
   outcome.status = report();  // where the user may interrupt us yet
   outcome.failure = failure();
-  if (outcome.failure) outcome.saves = told_saves();
+  if (outcome.failure) outcome.saves = start_.told_saves();
   // A failure that would have been mended, had the user not wanted the end since.
   if (options_.restart.restarts > 0 && outcome.status != kDone && user_signal_ == 0 && interrupted_by_ != 0) {
     say_on_error_stream(fmt::format("stopped by {}", signal_name(interrupted_by_)));

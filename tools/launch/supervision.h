@@ -7,16 +7,12 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include <fmt/format.h>
-
-#include "runtime/comm/store/hmac.h"
-#include "runtime/comm/store/tcp_store_server.h"
 #include "runtime/os/descriptor.h"
 #include "tools/launch/line_relay.h"
 #include "tools/launch/rank_process.h"
+#include "tools/launch/rank_start.h"
 #include "tools/launch/restart_policy.h"
 #include "tools/launch/stopped_time.h"
 #include "tools/launch/supervise.h"
@@ -26,14 +22,6 @@ namespace sherd {
 
 /// "sherd run: " and the text, on a line of its own on stderr; blocks.
 void say_on_error_stream(const std::string& text);
-
-/// One start of the ranks.
-struct JobStart {
-  std::string job;
-  std::vector<int> slots;  // by rank
-  int restart = 0;
-  std::string saves = {};  // where an earlier one has saved, as it said
-};
 
 /// How it ended.
 struct StartOutcome {
@@ -55,16 +43,9 @@ class Supervision {
 
  private:
   using Clock = std::chrono::steady_clock;
-  int num_ranks() const { return static_cast<int>(start_.slots.size()); }
-  std::unique_ptr<RankProcess> start_rank(int rank);
   void wait_for_events();
   void read_control();
-  void pass_on(int signal) const;
   void reap();
-  std::chrono::milliseconds patience_after(const RankProcess& failed) const;
-  bool read_some(RankStream& stream);
-  void drain(RankStream& stream);
-  void finish(RankStream& stream);
   bool looks_for_frozen() const;
   void kill_frozen();
   void advance();
@@ -75,30 +56,18 @@ class Supervision {
   void look_after_replicas();
   void start_again(const std::vector<int>& ranks);
   void end_what_waits();
-  const RankProcess* to_blame() const;
-  std::string describe_failures() const;
-  std::string ended_well() const;
-  void flush(OutputQueue& queue);
   int report();
-  int status_after_signal() const;
   std::optional<StartFailure> failure() const;
-  std::string told_saves() const;
-  void say(std::string_view text) { err_.append(fmt::format("sherd run: {}\n", text)); }
   bool all_ranks_ended() const {
     return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return rank->status.has_value(); });
   }
 
   const SuperviseOptions& options_;
-  const JobStart& start_;
-  const sigset_t rank_mask_;
+  const RankStart start_;
   const int control_;
   bool launcher_lives_ = true;
-  const std::string secret_ = random_hex(32);
-  const TcpStoreServer server_{{.secret = secret_}};
   Descriptor child_signals_;
-  OutputQueue out_{1}, err_{2};
-  std::vector<char> buffer_ = std::vector<char>(65536);
-  const bool shared_output_;  // standard output and error are one file
+  OutputRelay relay_;
   std::vector<std::unique_ptr<RankProcess>> ranks_;
   bool has_children_ = false;
   std::vector<const RankProcess*> failures_;  // before anything was stopped, in the order of their ends
