@@ -5,6 +5,8 @@
 #include "nn/parallel/extensions/int8_reduce.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
 #include "nn/recompute.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
 
@@ -42,6 +44,28 @@ void apply_offload(const TrainingPlan& plan, const PlanFacts& facts, Module& mod
     optimizer.offload(plan.offload.state_options(plan.offload_keep, plan.device, facts.memory_limit));
   if (plan.offload_activations.any())
     offload_activations(model, plan.offload_activations.options(plan.device, facts.memory_limit));
+}
+
+Tensor forward_backward(const TrainingPlan& plan, Module& model, std::span<const Tensor> batch,
+                        const std::function<Tensor(std::span<const Tensor> part)>& loss,
+                        const ForwardBackward& options) {
+  check(!batch.empty(), "forward_backward: the batch has no tensor, so nothing says how many rows it has");
+  const std::int64_t parts = plan.micro_batches, rows = batch[0].size(0), micro = rows / parts;
+  check(rows == micro * parts, "a batch of {} rows does not divide into {} micro-batches", rows, parts);
+  std::vector<Tensor> part(batch.begin(), batch.end());
+  Tensor mean_loss;
+  for (std::int64_t m = 0; m < parts; ++m) {
+    const bool whole = parts == 1, is_last = m == parts - 1;
+    for (std::size_t i = 0; !whole && i < part.size(); ++i) part[i] = narrow(batch[i], 0, m * micro, micro);
+    if (is_last && options.before_last) options.before_last();
+    Tensor value = loss(part);
+    if (!whole) value = mul(value, 1.0 / static_cast<double>(parts));
+    if (!whole && plan.fully_shard) units(model).set_requires_gradient_sync(is_last);
+    backward(options.scaler ? options.scaler->scale(value) : value);
+    value = value.local().detach();  // every rank of the tp axis has the whole of it
+    mean_loss = mean_loss.defined() ? add(mean_loss, value) : value;
+  }
+  return mean_loss;
 }
 
 }  // namespace sherd::nn

@@ -5,9 +5,16 @@
 //   model->materialize(Seed{1}, plan.device);
 //   AdamW optimizer(model->parameters());
 //   apply_offload(plan, facts, *model, optimizer);
+//   for (...) {
+//     forward_backward(plan, *model, batch, loss_of);
+//     optimizer.step_and_clear();
+//   }
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <vector>
 
+#include "nn/optim/loss_scaler.h"
 #include "nn/optim/optimizer.h"
 #include "nn/parallel/tensor_parallel.h"
 #include "nn/plan/check.h"
@@ -33,5 +40,18 @@ AppliedPlan apply(const TrainingPlan& plan, const PlanFacts& facts, Module& mode
 /// Moves the optimizer's state, and what blocks save for backward, to where the plan says; no-op for what stays. Error
 /// for a folder that is not there or takes no files.
 void apply_offload(const TrainingPlan& plan, const PlanFacts& facts, Module& model, Optimizer& optimizer);
+
+struct ForwardBackward {
+  LossScaler* scaler = nullptr;         ///< scales losses; null: they are as they are
+  std::function<void()> before_last{};  ///< before the last forward: Optimizer::step_in_backward()
+};
+
+/// Adds the gradients of the mean of `loss` over plan.micro_batches equal parts of the batch, rows of its tensors; the
+/// units reduce them with the last part's, unless the plan accumulates shards. Returns that mean of this rank's rows:
+/// 0-d, not scaled, without a graph. `batch`: [rows, ...] each. Collective over the mesh of the plan; does not wait for
+/// the device. Error if the rows do not divide.
+Tensor forward_backward(const TrainingPlan& plan, Module& model, std::span<const Tensor> batch,
+                        const std::function<Tensor(std::span<const Tensor> part)>& loss,
+                        const ForwardBackward& options = {});
 
 }  // namespace sherd::nn

@@ -77,27 +77,16 @@ void TrainStep::set_step(std::int64_t step) {
 }
 
 Tensor TrainStep::forward_backward(const Tensor& tokens, const Tensor& targets) {
-  return micro_batches(tokens, targets, false);
+  const Tensor in[] = {tokens, targets};
+  return micro_batches(in, false);
 }
 
-Tensor TrainStep::micro_batches(const Tensor& tokens, const Tensor& targets, bool steps_in_backward) {
-  const std::int64_t parts = config_.plan.micro_batches, micro = tokens.size(0) / parts;
-  check(tokens.size(0) == micro * parts, "a batch of {} sequences does not divide into accumulate = {} micro-batches",
-        tokens.size(0), parts);
-  Tensor mean_loss;
-  for (std::int64_t m = 0; m < parts; ++m) {
-    const bool whole = parts == 1;
-    const Tensor in = whole ? tokens : narrow(tokens, 0, m * micro, micro);
-    const Tensor out = whole ? targets : narrow(targets, 0, m * micro, micro);
-    if (m == parts - 1 && steps_in_backward) optimizer_->step_in_backward({.clears_gradients = !options_.metrics});
-    Tensor loss = (*model_)(in, out);
-    if (!whole) loss = mul(loss, 1.0 / static_cast<double>(parts));
-    if (!whole && config_.plan.fully_shard) nn::units(*model_).set_requires_gradient_sync(m == parts - 1);
-    backward(scaler_ ? scaler_->scale(loss) : loss);
-    loss = loss.local().detach();  // every rank of the tp axis has the whole of it
-    mean_loss = mean_loss.defined() ? add(mean_loss, loss) : loss;
-  }
-  return mean_loss;
+Tensor TrainStep::micro_batches(std::span<const Tensor> in, bool steps_in_backward) {
+  nn::ForwardBackward options{.scaler = scaler()};
+  if (steps_in_backward)
+    options.before_last = [this] { optimizer_->step_in_backward({.clears_gradients = !options_.metrics}); };
+  return nn::forward_backward(
+      config_.plan, *model_, in, [this](std::span<const Tensor> part) { return (*model_)(part[0], part[1]); }, options);
 }
 
 // Transfers of what is offloaded then hide behind backward. Clipping, and what may skip a step, want all gradients
@@ -113,7 +102,7 @@ Tensor TrainStep::loss_of_job(Tensor loss) const {
 
 // A norm that is not finite leaves the parameters alone, so who looks for where it began finds them as they were.
 std::vector<Tensor> TrainStep::run(std::span<const Tensor> in) {
-  Tensor loss = micro_batches(in[0], in[1], steps_in_backward());
+  Tensor loss = micro_batches(in, steps_in_backward());
   GradMode off(false);
   const double clip = config_.optimizer.clip, max_norm = clip > 0 ? clip : std::numeric_limits<double>::infinity();
   Tensor norm, scale;

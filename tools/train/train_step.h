@@ -103,7 +103,7 @@ class TrainStep {
  private:
   void plan(std::int64_t data_vocabulary);
   bool steps_in_backward() const;
-  Tensor micro_batches(const Tensor& tokens, const Tensor& targets, bool steps_in_backward);
+  Tensor micro_batches(std::span<const Tensor> in, bool steps_in_backward);
   Tensor loss_of_job(Tensor loss) const;
   std::vector<Tensor> run(std::span<const Tensor> in);
   std::vector<Tensor> evaluation(std::span<const Tensor> in);
