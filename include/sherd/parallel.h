@@ -2,8 +2,9 @@
 // Sharding a model over ranks, and what saves memory beside it.
 #include <sherd/nn.h>
 
-// How a training is spread over its ranks, as one value, and a model that it is applied to.
+// How a training is spread over its ranks, as one value, a model that it is applied to, and the memory that it takes.
 #include "nn/plan/apply.h"
+#include "nn/plan/predict.h"
 
 // fully_shard, parallelize (tensor parallelism), and what saves memory beside them.
 #include "nn/offload_activations.h"

@@ -1,0 +1,157 @@
+// A ghost rank lives for the time of a prediction, with a context, a world and a mesh of its own. A batch is there
+// while its update runs, and what an update returns until it has ended.
+#include "nn/plan/predict.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "nn/memory_names.h"
+#include "nn/optim/adamw.h"
+#include "nn/random_rows.h"
+#include "runtime/comm/group/ghost_group.h"
+#include "runtime/comm/job/world.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/core/grad_mode.h"
+
+namespace sherd::nn {
+
+namespace {
+
+class Ghost {
+ public:
+  Ghost(const TrainingPlan& plan, const PlanFacts& facts, int rank)
+      : plan_(plan),
+        scope_(fmt::format("rank {} of {}", rank, facts.ranks), {.ghost = true}),
+        memory_(RankContext::current().allocator(plan.device)) {
+    set_world_group(make_ghost_group(rank, facts.ranks));
+    memory_.set_limit(facts.memory_limit);
+  }
+
+  Prediction run(const BuildsRehearsal& build, const LooksAtMemory& look) {
+    const MemoryLog log(memory_, [this](MemoryPicture& picture) { name_by_slots(picture, rehearsal_.model); });
+    try {
+      rehearse(build);
+    } catch (const OutOfMemory&) {
+      if (look) look(log);
+      throw;
+    }
+    predicted_.moment = log.peak().moment;
+    if (look) look(log);
+    return std::move(predicted_);
+  }
+
+ private:
+  void rehearse(const BuildsRehearsal& build) {
+    const JobMesh mesh(plan_.mesh, world_group());
+    if (mesh.group()->size() > 1) RankContext::current().rank_text = mesh.rank_text();
+    rehearsal_ = build(mesh);
+    note("building the model");
+    const int steps = plan_.compiled ? 4 : 3;  // an order is recorded in the first, a program in the second
+    for (int i = 0; i < steps; ++i) update(fmt::format("step {}", i + 1));
+    predicted_.held = memory_.accounting().current();
+    if (!rehearsal_.evaluate) return;
+    memory_.accounting().reset_peaks();
+    rehearsal_.evaluate();
+    count("evaluation");
+    update("a step after an evaluation");  // which may leave parameters gathered
+  }
+
+  void update(std::string when) {
+    memory_.accounting().reset_peaks();
+    rehearsal_.update(updates_++);
+    count(std::move(when));
+  }
+
+  void count(std::string when) {
+    for (std::size_t c = 0; c < kNumCategories; ++c)
+      predicted_.peak[c] = std::max(predicted_.peak[c], memory_.accounting().peak()[c]);
+    note(std::move(when));
+  }
+
+  void note(std::string when) {
+    const Accounting& account = memory_.accounting();
+    if (account.total_peak() <= predicted_.bytes) return;
+    predicted_.bytes = account.total_peak();
+    predicted_.at_peak = account.at_peak();
+    predicted_.when = std::move(when);
+  }
+
+  const TrainingPlan& plan_;
+  const RankScope scope_;
+  Allocator& memory_;
+  Rehearsal rehearsal_;
+  std::int64_t updates_ = 0;
+  Prediction predicted_;
+};
+
+/// A PlannedModel that is made.
+struct Training {
+  const TrainingPlan& plan;
+  const PlannedModel& planned;
+  std::unique_ptr<Module> model = planned.make();
+  std::int64_t rows = 0;
+  std::unique_ptr<Optimizer> optimizer{};
+  std::optional<LossScaler> scaler{};
+  PlannedModel::Step step{};
+
+  std::vector<Tensor> batch(std::int64_t parts) const { return planned.batch(rows / parts, plan.device); }
+  Tensor loss(std::span<const Tensor> in) { return planned.loss(*model, in); }
+
+  std::vector<Tensor> run(std::span<const Tensor> in) {
+    Tensor mean_loss =
+        forward_backward(plan, *model, in, [this](auto part) { return loss(part); }, {scaler ? &*scaler : nullptr});
+    if (scaler) scaler->unscale(*optimizer);
+    optimizer->step_and_clear();
+    if (scaler) scaler->update();
+    return {std::move(mean_loss)};
+  }
+
+  void evaluate() {
+    const GradMode off(false);
+    model->train(false);
+    for (std::int64_t i = 0; i < std::min<std::int64_t>(plan.micro_batches, 2); ++i) loss(batch(plan.micro_batches));
+    model->train(true);
+  }
+};
+
+Rehearsal rehearsal_of(const TrainingPlan& plan, const PlanFacts& facts, const PlannedModel& planned,
+                       const JobMesh& mesh) {
+  const auto training = std::make_shared<Training>(plan, planned);
+  Training& t = *training;
+  t.rows = apply(plan, facts, *t.model, mesh, planned.styles).local_batch;
+  t.model->materialize(Seed{1}, plan.device);
+  t.optimizer =
+      planned.optimizer ? planned.optimizer(t.model->parameters()) : std::make_unique<AdamW>(t.model->parameters());
+  apply_offload(plan, facts, *t.model, *t.optimizer);
+  if (const auto scaling = plan.loss_scale.options(has_f16(plan))) t.scaler.emplace(*scaling);
+  t.step = [&t](std::span<const Tensor> in) { return t.run(in); };
+  if (plan.compiled) t.step = planned.capture(std::move(t.step));
+  Rehearsal rehearsal{.update =
+                          [training](std::int64_t step) {
+                            set_step(step);
+                            const std::vector<Tensor> in = training->batch(1), out = training->step(in);
+                          },
+                      .model = t.model.get()};
+  if (planned.evaluates) rehearsal.evaluate = [training] { training->evaluate(); };
+  return rehearsal;
+}
+
+}  // namespace
+
+Prediction predict(const TrainingPlan& plan, const PlanFacts& facts, const PlannedModel& model, int rank,
+                   const LooksAtMemory& look) {
+  check(facts.batch > 0, "predict: a step has {} rows; name as many as the job trains, in PlanFacts::batch",
+        facts.batch);
+  check(
+      !plan.compiled || model.capture,
+      "predict: the plan is compiled, and nothing says how; set PlannedModel::capture, to a CompiledStep of the step");
+  return predict(plan, facts, [&](const JobMesh& mesh) { return rehearsal_of(plan, facts, model, mesh); }, rank, look);
+}
+
+Prediction predict(const TrainingPlan& plan, const PlanFacts& facts, const BuildsRehearsal& build, int rank,
+                   const LooksAtMemory& look) {
+  return Ghost(plan, facts, rank).run(build, look);
+}
+
+}  // namespace sherd::nn
