@@ -1,26 +1,17 @@
 #pragma once
-// What a rank of a training run will hold, before there is one: the run's own step on a ghost rank
-// (runtime/memory/README.md), whose accounts are those of a rank that computes, to the byte.
+// What a rank of a training run will hold, before there is one: predict() (nn/plan/predict.h) of the run's own step.
 #include <cstdint>
 #include <functional>
-#include <string>
 
+#include "nn/plan/predict.h"
 #include "runtime/exec/memory_log.h"
-#include "runtime/memory/accounting.h"
 #include "tools/train/config.h"
 #include "tools/train/train_step.h"
 
 namespace sherd {
 
 /// Peak of one rank, on the device that it trains on.
-struct PredictedPeak {
-  CategoryBytes
-      peak{};  ///< most of each category in any step or evaluation, as TrainSummary::peak_bytes; their moments differ
-  CategoryBytes at_peak{};  ///< at the moment of `bytes`
-  CategoryBytes held{};     ///< between steps, once all state is there
-  std::int64_t bytes = 0;   ///< most of all together, building and evaluation included: the least memory_limit
-  std::string when{};       ///< where that is: "building the model", "step 1", "step 3", "evaluation"
-};
+using PredictedPeak = nn::Prediction;
 
 struct PredictOptions {
   std::int64_t memory_limit = 0;  ///< of the ghost; 0: none. Over it predict_peak() throws OutOfMemory, as the run does
