@@ -15,6 +15,7 @@ void save_state(const std::string& dir, Module& model, Optimizer* optimizer, con
   ckpt::Manifest manifest;
   manifest.step = options.step;
   manifest.state = options.state;
+  manifest.plan = options.plan;
   save_checkpoint(dir, std::move(manifest), training_state(model, optimizer, options.scaler),
                   group_or_job(options.group), options.retention);
 }
@@ -28,7 +29,8 @@ Loaded load_state(const std::string& dir, Module& model, Optimizer* optimizer, c
         load_checkpoint(save, entries);
       },
       say_on_stderr);
-  return {.step = used->manifest().step, .state = used->manifest().state};
+  const ckpt::Manifest& manifest = used->manifest();
+  return {.step = manifest.step, .state = manifest.state, .plan = manifest.plan};
 }
 
 }  // namespace

@@ -13,15 +13,16 @@
 namespace sherd::nn {
 
 struct SaveOptions {
-  std::int64_t step = 0;                           ///< updates made
-  LossScaler* scaler = nullptr;                    ///< saved too
+  std::int64_t step = 0;                            ///< updates made
+  LossScaler* scaler = nullptr;                     ///< saved too
   std::map<std::string, ckpt::StateValue> state{};  ///< what else to keep: Loaded::state
+  std::string plan{};                               ///< print() of a TrainingPlan: Loaded::plan
   ckpt::Retention retention{};                      ///< which of the older saves stay
-  std::shared_ptr<ProcessGroup> group = nullptr;   ///< ranks that hold the model; null: all of the job
+  std::shared_ptr<ProcessGroup> group = nullptr;    ///< ranks that hold the model; null: all of the job
 };
 
-/// save_checkpoint() of parameters, buffers and the optimizer's state: a folder in `dir`, committed by all ranks together.
-/// Collective; blocks on the disk. Errors as there, on every rank; older saves stay then.
+/// save_checkpoint() of parameters, buffers and the optimizer's state: a folder in `dir`, committed by all ranks
+/// together. Collective; blocks on the disk. Errors as there, on every rank; older saves stay then.
 void save(const std::string& dir, Module& model, Optimizer& optimizer, const SaveOptions& options = {});
 /// The same without an optimizer.
 void save(const std::string& dir, Module& model, const SaveOptions& options = {});
@@ -34,6 +35,7 @@ struct LoadOptions {
 struct Loaded {
   std::int64_t step = 0;
   std::map<std::string, ckpt::StateValue> state{};
+  std::string plan{};  ///< of the save: nn::differences(nn::parse_plan(plan), now) says what has changed
 };
 
 /// Loads the newest save in `dir` (or the save that `dir` is) that is good on all ranks, made by any number of ranks in

@@ -57,6 +57,7 @@ class Checkpoint : public ::testing::Test {
     manifest.world_size = 2;
     manifest.run = "0123abcd";
     manifest.config = "steps = 10\n";
+    manifest.plan = "mesh=\"dp=2\" compiled=true";
     manifest.vocabulary = "chars \n\u00e9";
     const Piece scalar{"s", "param", DType::f32, {}, {}, std::as_bytes(std::span(&scalar_, 1))};
     for (int rank = 0; rank < 2; ++rank) {
@@ -262,6 +263,7 @@ TEST_F(Checkpoint, ManifestKeepsEveryBit) {
   EXPECT_EQ(read.step, 7);
   EXPECT_EQ(read.world_size, 2);
   EXPECT_EQ(read.config, manifest.config);
+  EXPECT_EQ(read.plan, manifest.plan);
   EXPECT_EQ(read.vocabulary, manifest.vocabulary);
   EXPECT_EQ(read.pieces, manifest.pieces);
   EXPECT_EQ(read.state_value<std::int64_t>("tokens"), std::int64_t{1} << 62);

@@ -42,10 +42,10 @@ TEST_F(Ckpt, LsAndShowTellWhatIsThere) {
   EXPECT_GT(saves[0]["bytes"], 0);
   const ProgramEnd show = ckpt({"show", step(4)});
   EXPECT_EQ(show.status, 0) << show.err;
-  expect_within(show.out,
-                {"save      " + step(4) + ", ", " old\n", "step 4 of 5\n", "ranks     2, mesh dp over all",
-                 "strategy full_shard\n", "model     gpt2: 2 layers, 2 heads, width 16, hidden 64, sequence 12",
-                 "text      chars (29 tokens) of " + data_, "batch 12, seed 7, lr 0.01 to 0.001 (warmup 2"});
+  expect_within(show.out, {"save      " + step(4) + ", ", " old\n", "step 4 of 5\n", "ranks     2, mesh dp over all",
+                           "strategy full_shard\n", "plan      the defaults\n",
+                           "model     gpt2: 2 layers, 2 heads, width 16, hidden 64, sequence 12",
+                           "text      chars (29 tokens) of " + data_, "batch 12, seed 7, lr 0.01 to 0.001 (warmup 2"});
 }
 
 // The page sums up what --json lists.

@@ -95,6 +95,10 @@ std::string text_of(const ckpt::Manifest& manifest, const TrainConfig& config) {
                      config.data.empty() ? "no data" : config.data);
 }
 
+std::string plan_line(const std::string& plan, const char* without) {
+  return line("plan", plan.empty() ? without : plan);
+}
+
 std::string run_lines(const ckpt::Manifest& manifest, std::int64_t parameters) {
   const std::string ranks = fmt::format("{}", manifest.world_size);
   try {
@@ -104,11 +108,12 @@ std::string run_lines(const ckpt::Manifest& manifest, std::int64_t parameters) {
            line("ranks",
                 fmt::format("{}, mesh {}, {}", ranks, c.plan.mesh.is_open() ? "dp over all" : c.plan.mesh.text(),
                             c.plan.fully_shard ? "strategy " + c.plan.strategy.text() : "not sharded")) +
+           plan_line(manifest.plan.empty() ? print(c.plan) : manifest.plan, "the defaults") +
            line("model", model_text(c.model, parameters)) + line("text", text_of(manifest, c)) +
            line("training", training_text(c));
   } catch (const Error& error) {
     return line("run", fmt::format("{}, step {}", manifest.run, manifest.step)) + line("ranks", ranks) +
-           line("model", fmt::format("{} parameters", parameters)) +
+           plan_line(manifest.plan, "none, or the defaults") + line("model", fmt::format("{} parameters", parameters)) +
            line("config", fmt::format("none of sherd train: {}", error.message()));
   }
 }
@@ -163,14 +168,9 @@ std::string save_json(const ckpt::CheckpointReader& save) {
                     {"bytes", t.bytes}});
   ordered_json state = ordered_json::object();
   for (const auto& [key, value] : manifest.state) std::visit([&, &key = key](const auto& v) { state[key] = v; }, value);
-  return ordered_json{{"folder", save.dir()},
-                      {"step", manifest.step},
-                      {"ranks", manifest.world_size},
-                      {"run", manifest.run},
-                      {"vocabulary", manifest.vocabulary},
-                      {"state", state},
-                      {"config", manifest.config},
-                      {"tensors", list}}
+  return ordered_json{{"folder", save.dir()}, {"step", manifest.step},     {"ranks", manifest.world_size},
+                      {"run", manifest.run},  {"plan", manifest.plan},     {"vocabulary", manifest.vocabulary},
+                      {"state", state},       {"config", manifest.config}, {"tensors", list}}
              .dump(2) +
          "\n";
 }

@@ -76,6 +76,7 @@ void Run::save(std::int64_t updates) {
   TrainConfig asked = config;
   asked.plan.mesh = asked_mesh;
   manifest.config = to_toml(asked);
+  manifest.plan = print(asked.plan);
   data.note(manifest);
   saves->save(std::move(manifest), training_state());
 }

@@ -53,6 +53,7 @@ struct Manifest {
   std::string run;         ///< which run saved it; a resumed run keeps the name
   std::string files;       ///< folder of the rank files below the manifest's; empty, the same one, since version 3
   std::string config;      ///< TOML
+  std::string plan;        ///< print() of the TrainingPlan; empty: one of defaults, or older than plans
   std::string vocabulary;  ///< Vocabulary::to_text(); empty if it is not known what text the tokens stand for
   std::map<std::string, StateValue> state;
   std::deque<PieceEntry> pieces;                         ///< grows without a copy of what it holds

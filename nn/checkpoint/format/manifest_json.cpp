@@ -22,7 +22,8 @@ constexpr std::string_view kFormat = "sherd checkpoint";
 constexpr std::int64_t kOldestVersion = 1, kVersion = 4;
 constexpr std::int64_t kFirstWithItsVersion = 4;  // in the checksum
 constexpr std::size_t kMaxStates = 100'000, kMaxFiles = 10'000'000;
-constexpr std::array<std::string_view, 6> kFields = {"config", "run", "save", "step", "vocabulary", "world_size"};
+constexpr std::array<std::string_view, 7> kFields = {"config", "plan",       "run",       "save",
+                                                     "step",   "vocabulary", "world_size"};
 
 // ---- writing
 
@@ -231,7 +232,9 @@ std::string manifest_to_json(const Manifest& manifest) {
     }
     text += fmt::format("\n }},\n \"config\":{},\n \"pieces\":[\n  ", json_text(manifest.config));
     append_pieces(manifest.pieces, ",\n  ", text);
-    text += fmt::format("\n ],\n \"run\":{},\n \"state\":{{", json_text(manifest.run));
+    text += "\n ],\n";
+    if (!manifest.plan.empty()) text += fmt::format(" \"plan\":{},\n", json_text(manifest.plan));
+    text += fmt::format(" \"run\":{},\n \"state\":{{", json_text(manifest.run));
     before = "";
     for (const auto& [key, value] : manifest.state) {
       text += fmt::format("{}\n  {}:{}", before, json_text(key), to_json(value));
@@ -273,6 +276,7 @@ Manifest manifest_from_json(const InputFile& file) {
   if (fields.contains("save")) manifest.files = read_string(fields, "save");
   else manifest.run = read_string(fields, "run");
   manifest.config = read_string(fields, "config");
+  if (fields.contains("plan")) manifest.plan = read_string(fields, "plan");
   manifest.vocabulary = read_string(fields, "vocabulary");
   return manifest;
 }
