@@ -41,7 +41,7 @@ void add_differences(const AttrKind& kind, const void* before, const void* now, 
   for (const AttrField& field : kind.fields) {
     if (field.group) add_differences(*field.group, field.at(before), field.at(now), texts);
     else if (!field.equal(before, now))
-      texts.push_back(fmt::format("{} was {} and is {} now", field.name, text_of(field, before), text_of(field, now)));
+      texts.push_back(fmt::format("{} {} -> {}", field.name, text_of(field, before), text_of(field, now)));
   }
 }
 

@@ -50,7 +50,7 @@ std::string print(const TrainingPlan& plan);
 TrainingPlan parse_plan(std::string_view text);
 std::uint64_t hash_of(const TrainingPlan& plan);
 bool operator==(const TrainingPlan& a, const TrainingPlan& b);
-/// "strategy was full_shard and is no_shard now, compiled was false and is true now"; empty if they are equal.
+/// "strategy full_shard -> no_shard, compiled false -> true"; empty if they are equal.
 std::string differences(const TrainingPlan& before, const TrainingPlan& now);
 
 /// Whether a dtype of the plan is f16, whose gradients underflow without a scaled loss.

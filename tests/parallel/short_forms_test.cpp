@@ -7,6 +7,7 @@
 #include "nn/optim/adamw.h"
 #include "nn/parallel/shard/wrap/no_sync.h"
 #include "nn/parallel/shard/wrap/pending_gradients.h"
+#include "nn/plan/training_plan.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/job/world.h"
 #include "tests/parallel/nets.h"
@@ -44,12 +45,16 @@ struct Trained {
 
 TEST(ShortForms, AModelAndItsOptimizerComeBackAndGoOnAlike) {
   const TempDir dir;
+  const nn::TrainingPlan plan{.micro_batches = 3};
   run_ranks(2, [&](const Group& group) {
     Trained first(group, 1), second(group, 2);
     for (int i = 0; i < 2; ++i) first.step(i);
-    nn::save(dir.path(), first.net, *first.optimizer, {.step = 2, .state = {{"epoch", 7.0}}, .group = group});
+    nn::save(dir.path(), first.net, *first.optimizer,
+             {.step = 2, .state = {{"epoch", 7.0}}, .plan = print(plan), .group = group});
     const nn::Loaded loaded = nn::load(dir.path(), second.net, *second.optimizer, {.group = group});
     EXPECT_EQ(loaded.step, 2);
+    EXPECT_EQ(differences(nn::parse_plan(loaded.plan), {.recompute = "full"}),
+              "recompute none -> full, micro_batches 3 -> 1");
     EXPECT_EQ(std::get<double>(loaded.state.at("epoch")), 7);
     EXPECT_EQ(second.weights(), first.weights());
     first.step(2);

@@ -88,8 +88,7 @@ TEST(TrainingPlan, AnyTextReadsBackToTheSamePlan) {
 TEST(TrainingPlan, ADifferenceNamesFieldsAndBothValues) {
   const TrainingPlan before, now{.tensor_parallel = {.loss_parallel = false}, .strategy = "no_shard", .compiled = true};
   EXPECT_EQ(differences(before, now),
-            "loss_parallel was true and is false now, strategy was full_shard and is no_shard now, compiled was false "
-            "and is true now");
+            "loss_parallel true -> false, strategy full_shard -> no_shard, compiled false -> true");
 }
 
 TEST(TrainingPlan, WrongTextsAreNamed) {

@@ -161,8 +161,8 @@ TEST_F(TrainProgram, AResumeTakesItsConfigFromTheSave) {
                "--save", dir_ / "other", "--metrics", dir_ / "other.jsonl"});
   EXPECT_EQ(end.status, 0) << end.err;
   EXPECT_EQ(losses_of(read_metrics()), whole) << "those of the first run stay";
-  expect_within(end.err, {"saved by 2 ranks, and gone on with by 1", "optimizer.decay_steps was 4 and is 8 now",
-                          "learning rates differ from step 4 on"});
+  expect_within(end.err, {"saved by 2 ranks, resumes on 1: the state is the same, later steps may differ by rounding",
+                          "optimizer.decay_steps was 4 and is 8 now", "learning rates differ from step 4 on"});
   // What contradicts the save is refused.
   end = sherd({"train", "--resume", checkpoint, "--steps", "8", "--optimizer.lr", "1e-3"});
   EXPECT_NE(end.status, 0);
@@ -176,9 +176,15 @@ TEST_F(TrainProgram, AResumeThatRoundsOtherwiseSaysSo) {
   const ProgramEnd end = train(2, {"--steps", "3", "--mesh", "tp=2", "--parallel.sequence", "--parallel.loss", "false",
                                    "--optimizer.decay-steps", "20", "--resume", checkpoint});
   EXPECT_EQ(end.status, 0) << end.err;
-  expect_within(end.err,
-                {"saved by 2 ranks, and gone on with by 2, parallel.sequence was false and is true now, parallel.loss "
-                 "was true and is false now: the state is the same, later steps may differ by rounding"});
+  expect_within(
+      end.err, {"saved by 2 ranks, resumes on 2 with sequence_parallel false -> true, loss_parallel true -> false: the "
+                "state is the same, later steps may differ by rounding"});
+  const ProgramEnd again = train(2, {"--steps", "3", "--mesh", "tp=2", "--recompute", "full", "--compile",
+                                     "--optimizer.decay-steps", "20", "--resume", checkpoint});
+  expect_within(again.err,
+                {"resumes on 2 with recompute none -> full, compiled false -> true: the state is the same\n"});
+  const ProgramEnd show = sherd({"ckpt", "show", checkpoint});
+  expect_within(show.out, {"plan      mesh=\"tp=2\""});
 }
 
 TEST_F(TrainProgram, HelpListsTheFlags) {

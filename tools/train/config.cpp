@@ -571,15 +571,9 @@ Facts facts_of(const TrainConfig& config) {
   return facts;
 }
 
-std::string rounding_differences(const TrainConfig& before, const TrainConfig& now) {
-  TrainConfig copy_before = before, copy_now = now;
-  const Values a = bind(copy_before).values(KeyRole::rounding), b = bind(copy_now).values(KeyRole::rounding);
-  std::vector<std::string> texts;
-  for (std::size_t i = 0; i < a.size(); ++i)
-    if (a[i] != b[i])
-      texts.push_back(
-          fmt::format("{} was {} and is {} now", a[i].first, to_string(a[i].second), to_string(b[i].second)));
-  return fmt::format("{}", fmt::join(texts, ", "));
+bool rounds_otherwise(const TrainConfig& a, const TrainConfig& b) {
+  TrainConfig copy_a = a, copy_b = b;
+  return bind(copy_a).values(KeyRole::rounding) != bind(copy_b).values(KeyRole::rounding);
 }
 
 }  // namespace sherd

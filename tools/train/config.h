@@ -130,8 +130,7 @@ std::string recipe_difference(const TrainConfig& a, std::string_view a_name, con
 void check_resumes(const TrainConfig& saved, const TrainConfig& now);
 /// All keys, for ranks, which must agree on everything that makes them act together.
 Facts facts_of(const TrainConfig& config);
-/// All keys of rounding that a resume changes: "mesh was \"tp=2\" and is \"\" now, parallel.loss was true and is false
-/// now"; empty if it changes none.
-std::string rounding_differences(const TrainConfig& before, const TrainConfig& now);
+/// Whether keys of rounding differ, as those of the mesh: sums have other parts.
+bool rounds_otherwise(const TrainConfig& a, const TrainConfig& b);
 
 }  // namespace sherd

@@ -58,13 +58,13 @@ void say_what_changes(const Run& run, const ckpt::Manifest& save, const TrainCon
   };
   TrainConfig asked = config;
   asked.plan.mesh = run.asked_mesh;
-  const std::string changes = rounding_differences(saved, asked);
+  const std::string changes = differences(save.plan.empty() ? saved.plan : nn::parse_plan(save.plan), asked.plan);
   const int ranks = run.group->size();
-  if (save.world_size != ranks || !changes.empty())
-    say(
-        fmt::format("saved by {} rank{}, and gone on with by {}{}{}: the state is the same, later steps may differ by "
-                    "rounding",
-                    save.world_size, save.world_size == 1 ? "" : "s", ranks, changes.empty() ? "" : ", ", changes));
+  const bool has_other_ranks = save.world_size != ranks;
+  if (has_other_ranks || !changes.empty())
+    say(fmt::format("saved by {} rank{}, resumes on {}{}{}: the state is the same{}", save.world_size,
+                    save.world_size == 1 ? "" : "s", ranks, changes.empty() ? "" : " with ", changes,
+                    has_other_ranks || rounds_otherwise(saved, asked) ? ", later steps may differ by rounding" : ""));
   const std::int64_t before = saved.optimizer.decay_steps, now = config.optimizer.decay_steps;
   if (before == now || config.optimizer.min_lr == config.optimizer.lr) return;
   const std::int64_t end = std::min(config.steps, std::max(before, now) + 1);  // both plans are over there
