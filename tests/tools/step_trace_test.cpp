@@ -19,17 +19,13 @@ namespace {
 using Steps = std::pair<std::int64_t, std::int64_t>;
 
 TEST(TracedSteps, AreARangeCountedFromOne) {
-  const auto parsed = [](std::string_view text) {
-    const StepRange r = parse_steps(text);
-    return std::pair(r.first, r.last);
-  };
+  const auto parsed = [](const StepRange& r) { return Steps(r.first, r.last); };
   EXPECT_EQ(parsed("3:7"), Steps(3, 7));
   EXPECT_EQ(parsed("4"), Steps(4, 4));
   for (const char* bad : {"0:3", "5:4", "a:b", "3:", ":3", "3:4:5", "-2:1", "99999999999999999999", " 3"})
-    expect_error([&] { parse_steps(bad); }, {"trace_steps must be FIRST:LAST", bad});
-  const auto chosen = [](std::string_view text, std::int64_t first, std::int64_t last) {
-    const StepRange r = traced_steps(text, first, last);
-    return std::pair(r.first, r.last);
+    expect_error([&] { StepRange{bad}; }, {"trace_steps must be FIRST:LAST", bad});
+  const auto chosen = [&](std::string_view text, std::int64_t first, std::int64_t last) {
+    return parsed(traced_steps(text, first, last));
   };
   EXPECT_EQ(chosen("", 1, 1000), Steps(11, 15)) << "after ten steps to settle";
   EXPECT_EQ(chosen("", 101, 1000), Steps(111, 115)) << "of this run";
@@ -190,7 +186,7 @@ TEST_F(StepTraceTest, MemoryAgreesWithTheMetrics) {
   CategoryBytes peak{};
   run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
     config_.trace.clear();
-    config_.trace_steps.clear();
+    config_.trace_steps = "";
     Trainer trainer(config_, group);
     trainer.run([&](const StepMetrics& m) {
       if (group->rank() == 0) peak = m.memory_bytes;
@@ -229,7 +225,7 @@ TEST_F(StepTraceTest, AFailedStepLeavesWhatEveryRankHas) {
 TEST_F(StepTraceTest, ChangesNoNumber) {
   const std::vector<double> traced = train_tiny(config_, 2).losses;
   config_.trace.clear();
-  config_.trace_steps.clear();
+  config_.trace_steps = "";
   EXPECT_EQ(train_tiny(config_, 2).losses, traced);
 }
 

@@ -136,7 +136,7 @@ const std::vector<WrongCall> kWrongCalls = {
     {"eval {hf} --data {text}", kFailed, {"--data {text}", "{hf}", "Hugging Face", "--tokens"}},
     {"eval {hf} --tokens {dir}/ids.safetensors", kFailed, {"ids.safetensors", "is 1000", "67 tokens"}},
     {"export {save}", kUsage, {"two folders", "got 1 words"}},
-    {"export {save} {dir}/out --dtype f8", kUsage, {"--dtype", "f32, bf16 or f16", "\"f8\""}},
+    {"export {save} {dir}/out --dtype f8", kUsage, {"--dtype", "f32, bf16, f16", "\"f8\""}},
     {"export {save} {dir}", kFailed, {"\"{dir}\"", "not an empty folder", "a new one"}},
     {"export {save} {dir}/out --max-file-bytes 1.5", kUsage, {"--max-file-bytes", "8GB", "\"1.5\""}},
 };

@@ -27,7 +27,7 @@ namespace {
 struct EvalOptions {
   std::string dir, tokens, data, vocabulary = "auto", logits;
   std::int64_t threads = 0;
-  std::string device = "cpu";
+  Device device = Device::cpu();
 };
 
 std::unique_ptr<nn::LanguageModel> make_loaded(const Weights& weights, Device device,
@@ -52,7 +52,7 @@ EvalInput open_input(const EvalOptions& options, const Weights& weights) {
 /// The mean over all sequences, in words. Writes the logits [sequences, T, V] if `options.logits` names a file.
 std::string evaluate(const EvalOptions& options, const std::shared_ptr<ProcessGroup>& group) {
   Device device;
-  together(*group, [&] { device = open_device(parse_device(options.device), group->size()); });
+  together(*group, [&] { device = open_device(options.device, group->size()); });
   const Weights weights(options.dir, *group);
   EvalInput input;
   std::optional<ckpt::SafetensorsWriter> out;
@@ -110,7 +110,6 @@ void check_flags(const EvalOptions& options) {
   check_usage(options.tokens.empty() || options.vocabulary == "auto",
               "--vocabulary {} goes with --data, and not with --tokens", options.vocabulary);
   if (options.vocabulary != "auto") as_usage([&] { return vocabulary_kind_from_name(options.vocabulary); });
-  as_usage([&] { return parse_device(options.device); });
   const FileOfKey read[] = {{"tokens", options.tokens}}, written[] = {{"logits", options.logits}};
   check_apart(read, written);
   constexpr std::int64_t kHeader = 8;  // of a safetensors file, behind its length
@@ -127,7 +126,7 @@ int run_eval(std::span<const std::string_view> args) {
   table.add("vocabulary", &options.vocabulary, "bytes: the data may be any file; else as in DIR");
   table.add("logits", &options.logits, "safetensors file to write f32 `logits` [sequences, tokens, vocabulary] to");
   table.add("threads", &options.threads, "threads per rank; 0: the allowed CPUs shared among the ranks");
-  table.add("device", &options.device, kDeviceHelp);
+  table.add("device", text_field(options.device), kDeviceHelp);
   const auto words = read_command_line(table, args,
                                        "sherd eval DIR --tokens FILE | --data TEXT [flags]: prints the mean next-token "
                                        "loss (nats) of the model in DIR, a checkpoint or, for --tokens, a Hugging Face "

@@ -2,6 +2,7 @@
 // rank.
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <variant>
 #include <vector>
@@ -42,27 +43,24 @@ void print_written(const std::string& dir, const nn::LanguageModelConfig& config
 }  // namespace
 
 int run_export(std::span<const std::string_view> args) {
-  std::string dtype;
-  std::int64_t max_file_bytes = nn::HuggingFaceSaveOptions{}.max_file_bytes;
+  nn::HuggingFaceSaveOptions options;
+  std::optional<DType> dtype;
   ConfigTable table;
-  table.add("dtype", &dtype, "f32, bf16 or f16; empty: as in DIR");
-  table.add("max_file_bytes", ByteField{&max_file_bytes}, "more is written as several files and an index");
+  table.add("dtype", text_field(dtype), "f32, bf16 or f16; empty: as in DIR");
+  table.add("max_file_bytes", ByteField{&options.max_file_bytes}, "more is written as several files and an index");
   const auto words =
       read_command_line(table, args, "sherd export DIR OUT [flags]: writes a model as a Hugging Face directory");
   if (!words) return 0;
   check_usage(words->size() == 2, "sherd export takes two folders, from and to, got {} words", words->size());
-  check_usage(max_file_bytes > 0, "--max-file-bytes must be positive, got {}", max_file_bytes);
-  nn::HuggingFaceSaveOptions options{.max_file_bytes = max_file_bytes};
-  check_usage(dtype.empty() || dtype == "f32" || dtype == "bf16" || dtype == "f16",
-              "--dtype must be f32, bf16 or f16, got \"{}\"", dtype);
-  if (!dtype.empty()) options.dtype = dtype_from_name(dtype);
+  check_usage(options.max_file_bytes > 0, "--max-file-bytes must be positive, got {}", options.max_file_bytes);
   check_one_rank("sherd export");
 
   const Weights weights((*words)[0]);
   const auto model = nn::make_language_model(weights.config());
   model->allocate();
   weights.load(*model);
-  if (dtype.empty()) options.like = weights.huggingface();
+  if (dtype) options.dtype = *dtype;
+  else options.like = weights.huggingface();
   nn::save_huggingface((*words)[1], weights.config(), *model, *make_single_group(), options);
   print_written((*words)[1], weights.config(), model->num_parameters());
   return 0;

@@ -21,7 +21,7 @@ struct SampleOptions {
   std::int64_t tokens = 200;
   double temperature = 0.8;
   std::int64_t seed = 1;
-  std::string device = "cpu";
+  Device device = Device::cpu();
 };
 
 // Index drawn from softmax(logits / temperature) by one uniform number; the largest for temperature 0.
@@ -66,20 +66,20 @@ int run_sample(std::span<const std::string_view> args) {
   table.add("tokens", &options.tokens, "tokens to generate");
   table.add("temperature", &options.temperature, "0 takes the most likely token");
   table.add("seed", &options.seed, "seed of the draws");
-  table.add("device", &options.device, kDeviceHelp);
+  table.add("device", text_field(options.device), kDeviceHelp);
   const auto words = read_command_line(table, args, "sherd sample DIR [flags]: generates text from a checkpoint");
   if (!words) return 0;
   check_usage(words->size() == 1, "sherd sample takes one checkpoint folder, got {} words", words->size());
   check_usage(options.tokens >= 0, "--tokens must not be negative, got {}", options.tokens);
   check_usage(options.temperature >= 0, "--temperature must not be negative, got {}", options.temperature);
-  as_usage([&] { return parse_device(options.device); });
 
-  const Device device = open_device(parse_device(options.device), 1);
+  const Device device = open_device(options.device, 1);
   const Weights weights(words->front());
-  check(weights.vocabulary().has_value(),
-        "\"{}\" is, or was made from, a Hugging Face directory: what text its tokens stand for is not known here; sample "
-        "a save of sherd train on text, or pass tokens to sherd eval",
-        words->front());
+  check(
+      weights.vocabulary().has_value(),
+      "\"{}\" is, or was made from, a Hugging Face directory: what text its tokens stand for is not known here; sample "
+      "a save of sherd train on text, or pass tokens to sherd eval",
+      words->front());
   GradMode off(false);
   const auto model = nn::make_language_model(weights.config());
   model->allocate(device);

@@ -13,6 +13,7 @@
 #include "runtime/comm/job/world.h"
 #include "runtime/os/allowed_cpus.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/quantity.h"
 #include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/metrics.h"
@@ -76,18 +77,6 @@ std::string difference(const Values& a, std::string_view a_name, const Values& b
   return "";
 }
 
-TextField device_field(Device& device) {
-  return {[&device] { return to_string(device); }, [&device](std::string_view text) { device = parse_device(text); }};
-}
-
-TextField dtype_field(std::string_view key, DType& dtype) {
-  return {[&dtype] { return std::string(name(dtype)); },
-          [key, &dtype](std::string_view text) {
-            check_choice(key, std::string(text), std::array<std::string_view, 3>{"f32", "bf16", "f16"});
-            dtype = dtype_from_name(text);
-          }};
-}
-
 void bind_run(ConfigTable& table, TrainConfig& c) {
   using enum KeyRole;
   table.add("data", &c.data, "text file, or folder whose regular files are read in order of their paths", run);
@@ -107,11 +96,12 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
             run);
   table.add("explain_peak", &c.explain_peak,
             "print in the end when memory was at its peak, and the largest tensors that rank 0 held then", run);
-  table.add("device", device_field(c.plan.device), kDeviceHelp, rounding);
+  table.add("device", text_field(c.plan.device), kDeviceHelp, rounding);
   table.add("compile", &c.plan.compiled, "record one step and replay it; the same bits as without", run);
   table.add("metrics", &c.metrics, "file for one JSON object per step", run);
   table.add("trace", &c.trace, "file for a timeline of a few steps on all ranks, for ui.perfetto.dev", run);
-  table.add("trace_steps", &c.trace_steps, "the steps in it, FIRST:LAST; empty: five, after ten to settle", run);
+  table.add("trace_steps", text_field(c.trace_steps), "the steps in it, FIRST:LAST; empty: five, after ten to settle",
+            run);
 }
 
 void bind_saves(ConfigTable& table, TrainConfig& c) {
@@ -229,9 +219,9 @@ void bind_parallel(ConfigTable& table, nn::TensorParallelOptions& p) {
 }
 
 void bind_precision(ConfigTable& table, TrainConfig& c) {
-  table.add("param_dtype", dtype_field("param_dtype", c.plan.param_dtype),
+  table.add("param_dtype", text_field(c.plan.param_dtype),
             "type to compute in and to gather parameters as: f32, bf16 or f16");
-  table.add("reduce_dtype", dtype_field("reduce_dtype", c.plan.reduce_dtype),
+  table.add("reduce_dtype", text_field(c.plan.reduce_dtype),
             "type that gradients are rounded to when they are reduced");
   table.add("gather", text_field(c.plan.gather),
             "how parameters travel: exact, or int8: matrices in 8 bits, with a scale per block");
@@ -308,10 +298,8 @@ void check_run(const TrainConfig& c) {
         "batch = {} sequences of model.sequence = {} tokens are {:.3g} tokens in a step; at most {} are possible",
         c.batch, c.model.sequence, static_cast<double>(c.batch) * static_cast<double>(c.model.sequence), kMostTokens);
   check_saves(c);
-  if (!c.trace_steps.empty()) {
-    parse_steps(c.trace_steps);
-    check(!c.trace.empty(), "trace_steps = {} needs a file: pass --trace FILE", c.trace_steps);
-  }
+  check(c.trace_steps.is_open() || !c.trace.empty(), "trace_steps = {} needs a file: pass --trace FILE",
+        c.trace_steps.text());
   check_choice("group", c.group, std::array<std::string_view, 2>{"shm", "thread"});
   nn::check_plan(c.plan);
   check(c.deadline > 0 && c.deadline < 1e9, "deadline must be a positive number of seconds, got {}", c.deadline);
@@ -439,6 +427,16 @@ std::string problem_of(TrainConfig config) {
 }
 
 }  // namespace
+
+StepRange StepRange::parse(std::string_view text) {
+  if (text.empty()) return {0, 0};
+  const std::size_t colon = text.find(':');
+  const auto first = parse_count(text.substr(0, colon));
+  const auto last = colon == text.npos ? first : parse_count(text.substr(colon + 1));
+  check(first && last && *first >= 1 && *first <= *last,
+        "trace_steps must be FIRST:LAST, two step numbers from 1 up, or one step, got \"{}\"", text);
+  return {*first, *last};
+}
 
 nn::PlanFacts facts_of(const TrainConfig& config, int ranks) {
   return {.ranks = ranks, .memory_limit = config.memory_limit};

@@ -15,6 +15,22 @@
 
 namespace sherd {
 
+/// Steps first..last, both included, counted from 1: "11:15", or "11" for one. "" leaves them open. Error for anything
+/// else, for a step below 1 and for an empty range.
+class StepRange {
+ public:
+  template <nn::Text T>
+  StepRange(const T& text) : StepRange(parse(text)) {}  // NOLINT: config.trace_steps = "4:5"
+  StepRange(std::int64_t first_step, std::int64_t last_step) : first(first_step), last(last_step) {}
+  std::string text() const { return is_open() ? "" : fmt::format("{}:{}", first, last); }
+  bool is_open() const { return last == 0; }
+
+  std::int64_t first, last;
+
+ private:
+  static StepRange parse(std::string_view text);
+};
+
 struct TrainConfig {
   // ---- data ----
   std::string data;
@@ -34,7 +50,7 @@ struct TrainConfig {
   // ---- files ----
   std::string metrics;
   std::string trace;
-  std::string trace_steps;
+  StepRange trace_steps = "";
   std::string save;
   std::int64_t save_every = 0;
   double save_minutes = 15;

@@ -9,6 +9,7 @@
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/nearest.h"
 #include "runtime/tensor/quantity.h"
+#include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
 
 namespace sherd {
@@ -87,6 +88,11 @@ bool store(const ConfigValue& value, T* field) {
   return same != nullptr;
 }
 
+DType floating_dtype(std::string_view text) {
+  check(text == "f32" || text == "bf16" || text == "f16", "must be one of f32, bf16, f16, got \"{}\"", text);
+  return dtype_from_name(text);
+}
+
 /// What a field's text means; nothing if it is no value of the field.
 std::optional<ConfigValue> read_text(std::string_view text, const std::int64_t*) { return parse_count(text); }
 std::optional<ConfigValue> read_text(std::string_view text, const double*) { return parse_number(text); }
@@ -119,6 +125,19 @@ std::string quote(std::string_view text) {
 }
 
 }  // namespace
+
+TextField text_field(Device& field) {
+  return {[&field] { return to_string(field); }, [&field](std::string_view text) { field = parse_device(text); }};
+}
+TextField text_field(DType& field) {
+  return {[&field] { return std::string(name(field)); },
+          [&field](std::string_view text) { field = floating_dtype(text); }};
+}
+TextField text_field(std::optional<DType>& field) {
+  return {
+      [&field] { return field ? std::string(name(*field)) : std::string(); },
+      [&field](std::string_view text) { field = text.empty() ? std::nullopt : std::optional(floating_dtype(text)); }};
+}
 
 std::string to_string(const ConfigValue& value) {
   if (const auto* text = std::get_if<std::string>(&value)) return quote(*text);

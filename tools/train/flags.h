@@ -15,6 +15,8 @@
 
 #include "nn/parallel/shard/unit/policy.h"
 #include "nn/plan/text_value.h"
+#include "runtime/tensor/device.h"
+#include "runtime/tensor/dtype.h"
 
 namespace sherd {
 
@@ -32,6 +34,12 @@ template <nn::TextValue T>
 TextField text_field(T& field) {
   return {[&field] { return std::string(field.text()); }, [&field](std::string_view text) { field = T(text); }};
 }
+
+/// A device by its text (device_flag.h).
+TextField text_field(Device& field);
+/// f32, bf16 or f16; "" where there may be none.
+TextField text_field(DType& field);
+TextField text_field(std::optional<DType>& field);
 
 using ConfigValue = std::variant<std::int64_t, double, bool, std::string>;
 using ConfigTarget =

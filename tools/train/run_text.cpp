@@ -38,8 +38,7 @@ TokenData open_run_text(const TrainConfig& config, const Weights* initial) {
   if (is_told) check_same_vocabulary(config, *initial);
   TextFiles files = open_text(config.data, config.vocabulary);
   if (is_told) return TokenData::open(std::move(files), *initial->vocabulary());
-  const auto kind =
-      config.vocabulary == "auto" ? Vocabulary::Kind::bytes : vocabulary_kind_from_name(config.vocabulary);
+  const auto kind = config.vocabulary == "chars" ? Vocabulary::Kind::chars : Vocabulary::Kind::bytes;
   TokenData data = TokenData::open(std::move(files), kind);
   if (initial) check_meaning(config, *initial, data.vocabulary());
   return data;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <cstring>
 
@@ -19,13 +18,6 @@ namespace sherd {
 namespace {
 
 constexpr std::int64_t kWarmUpSteps = 10, kDefaultSteps = 5;
-
-std::optional<std::int64_t> parse_step(std::string_view text) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
 
 void write_text(const std::string& path, std::string_view text) {
   check_replaceable(path, "trace", kTraceBeginning);
@@ -45,27 +37,17 @@ std::string path_of_rank(const std::string& path, int rank) {
 
 }  // namespace
 
-StepRange parse_steps(std::string_view text) {
-  const std::size_t colon = text.find(':');
-  const auto first = parse_step(text.substr(0, colon));
-  const auto last = colon == std::string_view::npos ? first : parse_step(text.substr(colon + 1));
-  check(first && last && *first >= 1 && *first <= *last,
-        "trace_steps must be FIRST:LAST, two step numbers from 1 up, or one step, got \"{}\"", text);
-  return {*first, *last};
-}
-
-StepRange traced_steps(std::string_view text, std::int64_t first_step, std::int64_t last_step) {
-  if (text.empty()) {
+StepRange traced_steps(const StepRange& asked, std::int64_t first_step, std::int64_t last_step) {
+  if (asked.is_open()) {
     const std::int64_t first = std::max(first_step, std::min(first_step + kWarmUpSteps, last_step - kDefaultSteps + 1));
     return {first, std::min(first + kDefaultSteps - 1, last_step)};
   }
-  const StepRange range = parse_steps(text);
-  check(range.first >= first_step && range.last <= last_step,
-        "trace_steps = {}: this run makes steps {} to {}; choose among those", text, first_step, last_step);
-  return range;
+  check(asked.first >= first_step && asked.last <= last_step,
+        "trace_steps = {}: this run makes steps {} to {}; choose among those", asked.text(), first_step, last_step);
+  return asked;
 }
 
-StepTrace::StepTrace(std::string path, std::string_view steps, std::int64_t first_step, std::int64_t last_step,
+StepTrace::StepTrace(std::string path, const StepRange& steps, std::int64_t first_step, std::int64_t last_step,
                      ProcessGroup& group)
     : path_(std::move(path)), group_(group) {
   if (path_.empty() || first_step >= last_step) return;
@@ -99,7 +81,7 @@ void StepTrace::after(std::int64_t step) {
   const std::vector<std::string> texts = gather_text(group_, trace_events(*trace, group_.rank()));
   std::int64_t dropped = 0;
   for (const std::string& text : gather_text(group_, std::to_string(trace->dropped())))
-    dropped += parse_step(text).value_or(0);
+    dropped += std::stoll(text);
   together(group_, [&] {
     if (group_.rank() == 0) write(path_, texts, std::to_string(group_.size()), dropped);
   });

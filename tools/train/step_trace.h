@@ -8,20 +8,15 @@
 
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/trace.h"
+#include "tools/train/config.h"
 
 namespace sherd {
 
 /// What every such file begins with.
 inline constexpr std::string_view kTraceBeginning = R"({"displayTimeUnit":)";
 
-/// Steps first..last, both included, counted from 1.
-struct StepRange {
-  std::int64_t first = 1, last = 1;
-};
-/// "11:15", or "11" for one step. Throws Error for anything else, for a step below 1 and for an empty range.
-StepRange parse_steps(std::string_view text);
-/// `text`, or if that is empty five steps of the steady state: from the eleventh on, earlier if the run is shorter.
-StepRange traced_steps(std::string_view text, std::int64_t first_step, std::int64_t last_step);
+/// `asked`, or if that is open five steps of the steady state: from the eleventh on, earlier if the run is shorter.
+StepRange traced_steps(const StepRange& asked, std::int64_t first_step, std::int64_t last_step);
 
 /// One per rank, on its thread. The step before the range is recorded too and thrown away, so that what happens once
 /// (code pages of the recording itself, tables of names) is not in the trace. The file is written after the last step
@@ -31,7 +26,7 @@ class StepTrace {
   /// `path` empty: nothing is ever recorded. Rank 0 creates the file now. Collective: Error on every rank if it cannot
   /// be, if what is there is no trace (check_replaceable()), or if the range lies outside steps first_step + 1 ..
   /// last_step.
-  StepTrace(std::string path, std::string_view steps, std::int64_t first_step, std::int64_t last_step,
+  StepTrace(std::string path, const StepRange& steps, std::int64_t first_step, std::int64_t last_step,
             ProcessGroup& group);
   ~StepTrace();
   StepTrace(const StepTrace&) = delete;
@@ -67,7 +62,7 @@ class StepTrace {
              std::int64_t dropped) const;
 
   std::string path_;
-  StepRange range_;
+  StepRange range_ = "";
   ProcessGroup& group_;
   std::unique_ptr<Trace> trace_;  // none: nothing (more) to record
 };
