@@ -15,6 +15,7 @@
   weight     no folder is over its row in tools/weight.toml, and rows rise only as that file says (weigh.py)
   limits     no type, README or comment is over its limit, but for the rows of tools/limits.toml, which fall (limits.py)
   face       the public types are those of tools/face.txt (face.py); `--face` prints them
+  settings   a setting's text becomes a value where flags, files and plans are read, and nowhere later
   op names   outside of runtime/op no code compares ops by name: what differs is a column (tests may pick ops by name)
 
 Usage: check_layers.py [--face] [ROOT]   (ROOT is the repository, by default the one this file is in.) Exit status 1 on a breach.
@@ -77,6 +78,12 @@ SYSTEM_CALL = re.compile(r"(?<![\w>])::\s*[a-z]\w*\s*\(|\bstd::(?:f\w+|rename|re
 COMPARED_OP = re.compile(
     rf"{OP_NAME}\s*(?:==|!=|\.\s*(?:starts_with|ends_with|find|compare)\b)"
     rf"|(?:==|!=)\s*(?:[\w:()\[\]]+(?:\.|->))*{OP_NAME}(?!\s*[.(])")
+
+READS_SETTING = re.compile(r"\b(parse_(?:device|count|number|bytes|byte_rate)|dtype_from_name)\s*\(")
+# Files that read settings, and those with texts of other kinds: programs, saves, what a benchmark asks its children.
+MAY_READ_SETTINGS = ("runtime/", "compile/ir/text/", "nn/checkpoint/format/", "nn/plan/", "nn/parallel/shard/unit/policy.cpp",
+                     "tools/train/flags.", "tools/train/config.", "tools/train/device_flag.", "tools/train/links.cpp",
+                     "tools/launch/launch.cpp", "tools/bench/", "tests/")
 
 
 def check_include(root, folder, target):
@@ -179,6 +186,9 @@ def check_cxx(root, path, folder, lines, code):
         for match in COMPARED_OP.finditer(code):
             yield (code.count("\n", 0, match.start()) + 1,
                    "an op is compared by name; ask for a column of its row (runtime/op/core/op.h), or compare rows")
+    for match in () if where.startswith(MAY_READ_SETTINGS) else READS_SETTING.finditer(code):
+        yield (code.count("\n", 0, match.start()) + 1,
+               f"{match[1]}() reads a setting late; make the field a value that has a text (nn/plan/text_value.h)")
     for number, line in enumerate(lines, 1):
         if match := INCLUDE.match(line):
             breach = check_include(root, folder, match.group(1)) or check_rooms(where, match.group(1))

@@ -207,6 +207,13 @@ class Told final : public ModuleHook {
             readmes = {f"{folder}/README.md": "" for folder in (place, place.split("/")[0])}
             self.assertEqual(self.run_on({**readmes, f"{place}/x.cpp": 'bool b = op.name == "add";\n'})[0], 0)
 
+    def test_settings_are_read_once(self):
+        for text in ("parse_device(flags.device)", "x = dtype_from_name\n  (name)", "parse_bytes(text)"):
+            self.expect({"nn/b.cpp": f"\nauto x = {text};\n"}, "nn/b.cpp:2: ")
+        good = {"nn/b.cpp": 'auto x = f("parse_count(x)") + parse_bytes_of(x);\n', "nn/plan/README.md": "",
+                "nn/plan/x.cpp": "auto x = parse_count(text);\n"}
+        self.assertEqual(self.run_on(good)[0], 0)
+
     def test_errno_before_the_call(self):
         breach = "nn/b.cpp:2: errno may be read before the call"
         for text in ('check(::mkdir(p, 0700) == 0 || errno == EEXIST, "{}", std::strerror(errno));',
