@@ -73,7 +73,6 @@ struct Held {
 Held train(const TrainingPlan& plan, const nn::PlanFacts& facts, const Group& group, const nn::PlannedModel& own) {
   Allocator& memory = RankContext::current().allocator();
   memory.set_limit(facts.memory_limit);
-  set_world_group(group);
   const nn::JobMesh mesh(plan.mesh, group);
   const auto model = std::make_unique<OwnModel>();
   const std::int64_t rows = nn::apply(plan, facts, *model, mesh, own.styles).local_batch;
@@ -171,7 +170,7 @@ TEST(Predict, BelowWhatIsNeededMemoryRunsOutAsInTraining) {
             has_looked = has_looked || (log.refusal() && log.refusal()->held.total > facts.memory_limit / 2);
           });
       },
-      {"out of memory", "parameters"});
+      {"out of memory", "of the limit of"});
   EXPECT_TRUE(has_looked);
 }
 
