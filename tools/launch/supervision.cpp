@@ -311,12 +311,12 @@ void Supervision::kill_all() {
 
 /// Prints why it ended, after everything else; returns the status for the shell.
 int Supervision::report() {
-  flush(relay_.out);
+  while (!relay_.out.is_empty()) wait_for_events();
   if (relay_.out.error() != 0 && relay_.out.error() != EPIPE)
     relay_.say(fmt::format("cannot write: {}", std::strerror(relay_.out.error())));
   if (user_signal_ != 0) {
     relay_.say(fmt::format("stopped by {}", signal_name(user_signal_)));
-    flush(relay_.err);
+    while (!relay_.err.is_empty()) wait_for_events();
     return status_after_signal(user_signal_, ranks_);
   }
   const RankProcess* culprit = to_blame(failures_);
@@ -329,7 +329,7 @@ int Supervision::report() {
                             : fmt::format("{}; the end of what {} wrote to stderr:", what, who));
     for (const std::string& line : tail) relay_.err.append("  " + line + "\n");
   }
-  flush(relay_.err);
+  while (!relay_.err.is_empty()) wait_for_events();
   return culprit ? shell_status(*culprit->status) : 0;
 }
 
@@ -355,8 +355,7 @@ void say_on_error_stream(const std::string& text) {
 StartOutcome Supervision::run() {
   if (options_.survive) survival_ = start_.watch_replicas();
   has_children_ = true;
-  for (int rank = 0; rank < start_.num_ranks(); ++rank)
-    ranks_.push_back(start_.start(rank, relay_, survival_.get()));
+  for (int rank = 0; rank < start_.num_ranks(); ++rank) ranks_.push_back(start_.start(rank, relay_, survival_.get()));
   while (has_children_) {
     wait_for_events();
     look_after_replicas();
