@@ -41,7 +41,8 @@ constexpr comm::CommOp kCollectives[] = {comm::CommOp::all_gather, comm::CommOp:
                                          comm::CommOp::all_reduce};
 
 // Times are those of the fastest step: what else happens on the machine only adds to them.
-void fill_measured(Row& row, const RowPlan& plan, const nlohmann::json& answer) {
+void fill_measured(RowPlan& plan, const nlohmann::json& answer) {
+  Row& row = plan.row;
   const std::vector<double> seconds = answer.at("seconds");
   const auto fastest = static_cast<std::size_t>(std::ranges::min_element(seconds) - seconds.begin());
   double exposed = 0, skew = 0;
@@ -86,12 +87,12 @@ std::string made_up_text(std::int64_t sequence) {
   return text;
 }
 
-PredictedRow predicted_row(const RowPlan& plan, int ranks, std::int64_t data_vocabulary) {
-  PredictedRow result{.row = {.name = plan.name, .knob = plan.knob, .settings = plan.settings}};
-  Row& row = result.row;
+std::vector<UnitSize> predict(RowPlan& plan, int ranks, std::int64_t data_vocabulary) {
+  Row row = plan.row;
+  std::vector<UnitSize> units;
   PredictOptions options{.evaluates = false};
-  options.observe = [&result](TrainStep& step, int updates) {
-    if (updates == 0) result.units = unit_sizes(step.model());
+  options.observe = [&units](TrainStep& step, int updates) {
+    if (updates == 0) units = unit_sizes(step.model());
   };
   for (int rank = 0; rank < ranks; ++rank) {
     const PredictedPeak predicted = predict_peak(plan.config, rank, ranks, data_vocabulary, options);
@@ -100,10 +101,12 @@ PredictedRow predicted_row(const RowPlan& plan, int ranks, std::int64_t data_voc
       raise(row.at(memory_key(c)).predicted, predicted.peak[static_cast<std::size_t>(c)]);
     raise(row.at("memory_bytes.total").predicted, predicted.bytes);
   }
-  return result;
+  plan.row = std::move(row);
+  return units;
 }
 
-void fill_formula(Row& row, const RowPlan& plan, const RowFormula& formula, double compute_seconds) {
+void fill_formula(RowPlan& plan, const RowFormula& formula, double compute_seconds) {
+  Row& row = plan.row;
   for (int c = 0; c < kNumCategories; ++c)
     if (const auto& bytes = formula.memory[static_cast<std::size_t>(c)])
       row.at(memory_key(c)).formula = static_cast<double>(*bytes);
@@ -122,17 +125,16 @@ void fill_formula(Row& row, const RowPlan& plan, const RowFormula& formula, doub
   }
 }
 
-void measure(Row& row, const RowPlan& plan, int ranks, int steps) {
+void measure(RowPlan& plan, int ranks, int steps) {
   try {
     const NamelessText config(to_toml(plan.config));
     bench::Side side(bench::child("train", {config.path()}, ranks), kPatience);
-    fill_measured(row, plan, side.ask(std::to_string(steps)));
+    fill_measured(plan, side.ask(std::to_string(steps)));
   } catch (const Error& error) {
-    row.failure = error.message();
+    std::string& failure = plan.row.failure = error.message();
     // What the program says is the end of what the launcher tells of it.
     for (const std::string_view before : {"its last line on stderr: ", "sherd: "})
-      if (const std::size_t at = row.failure.rfind(before); at != std::string::npos)
-        row.failure.erase(0, at + before.size());
+      if (const std::size_t at = failure.rfind(before); at != std::string::npos) failure.erase(0, at + before.size());
   }
 }
 

@@ -24,20 +24,16 @@ class NamelessText {
 /// Letters in no order, of 65 kinds, enough for sequences of so many tokens.
 std::string made_up_text(std::int64_t sequence);
 
-/// The row's settings and predicted bytes of every rank: of `plan` on `ranks` ranks, whose text has so many tokens.
-struct PredictedRow {
-  Row row;
-  std::vector<UnitSize> units{};
-};
+/// Fills the row with the predicted bytes of `ranks` ranks, whose text has so many tokens, and returns the units.
 /// Throws what predict_peak() throws.
-PredictedRow predicted_row(const RowPlan& plan, int ranks, std::int64_t data_vocabulary);
+std::vector<UnitSize> predict(RowPlan& plan, int ranks, std::int64_t data_vocabulary);
 
 /// Fills what formulas say; their times if a step computes for `compute_seconds`, unless that is 0.
-void fill_formula(Row& row, const RowPlan& plan, const RowFormula& formula, double compute_seconds);
+void fill_formula(RowPlan& plan, const RowFormula& formula, double compute_seconds);
 
 /// Runs the plan as `ranks` processes of `sherd run`, alone on this machine: some steps to settle, then `steps` of
-/// which the fastest is what times are of. Fills what is measured, or row.failure with what the run says; of a
+/// which the fastest is what times are of. Fills what is measured, or the row's failure with what the run says; of a
 /// row that has been measured before the faster times stay.
-void measure(Row& row, const RowPlan& plan, int ranks, int steps);
+void measure(RowPlan& plan, int ranks, int steps);
 
 }  // namespace sherd::walk

@@ -94,15 +94,16 @@ std::string replaced(std::string text, const std::string& k) {
   return text;
 }
 
-void put_on_mesh(RowPlan& row, const Axes& axes) {
-  if (!row.config.plan.strategy.value().needs_replicas) {
-    row.config.plan.mesh = fmt::format("dp={}{}", axes.data(), axes.rest);
+void put_on_mesh(RowPlan& run, const Axes& axes) {
+  if (!run.config.plan.strategy.value().needs_replicas) {
+    run.config.plan.mesh = fmt::format("dp={}{}", axes.data(), axes.rest);
     return;
   }
   const Axes grid = with_replicas(axes);
   if (grid.replicate == 1)
-    row.left_out = fmt::format("replicas of shards take four ranks with data of their own, there are {}", axes.data());
-  row.config.plan.mesh = fmt::format("replicate={},dp={}{}", grid.replicate, grid.dp, grid.rest);
+    run.row.left_out =
+        fmt::format("replicas of shards take four ranks with data of their own, there are {}", axes.data());
+  run.config.plan.mesh = fmt::format("replicate={},dp={}{}", grid.replicate, grid.dp, grid.rest);
 }
 
 /// One way to set the knobs: a setting of each.
@@ -120,15 +121,15 @@ bool is_of(const Setting& setting, const std::map<std::string, std::string>& bas
   return reshards && setting.also_key.empty() && base.at(std::string(setting.key)) == setting.value;
 }
 
-void apply(RowPlan& row, const Setting& setting, const Axes& axes) {
-  ConfigTable table = bind(row.config);
+void apply(RowPlan& run, const Setting& setting, const Axes& axes) {
+  ConfigTable table = bind(run.config);
   table.set_text(setting.key, setting.value, "sherd walk");
-  if (setting.key == "strategy") row.config.plan.reshard_after_forward = true;
-  if (!row.config.plan.offload.any()) row.config.plan.offload_keep = 0;
+  if (setting.key == "strategy") run.config.plan.reshard_after_forward = true;
+  if (!run.config.plan.offload.any()) run.config.plan.offload_keep = 0;
   if (setting.also_key.empty()) return;
   const int k = slices_of(axes.data());
   if (k > 0) table.set_text(setting.also_key, std::to_string(k), "sherd walk");
-  else row.left_out = fmt::format("{} shards have no smaller number of ranks to reshard to", axes.data());
+  else run.row.left_out = fmt::format("{} shards have no smaller number of ranks to reshard to", axes.data());
 }
 
 std::string name_of(const Setting& setting, const Axes& axes) {
@@ -140,20 +141,20 @@ std::string name_of(const Setting& setting, const Axes& axes) {
 }
 
 RowPlan row_of(const TrainConfig& base, const Choice& changes, const Axes& axes) {
-  RowPlan row{.config = base};
+  RowPlan run{.config = base};
   for (const Setting* setting : changes) {
-    row.knob = setting->key;
-    row.name += (row.name.empty() ? "" : ", ") + name_of(*setting, axes);
-    row.why +=
-        (row.why.empty() ? "" : "; ") + replaced(std::string(setting->why), std::to_string(slices_of(axes.data())));
-    apply(row, *setting, axes);
+    run.row.knob = setting->key;
+    run.row.name += (run.row.name.empty() ? "" : ", ") + name_of(*setting, axes);
+    run.row.why +=
+        (run.row.why.empty() ? "" : "; ") + replaced(std::string(setting->why), std::to_string(slices_of(axes.data())));
+    apply(run, *setting, axes);
   }
-  put_on_mesh(row, axes);
-  const auto values = values_of(row.config);
-  for (const std::string_view key : kKnobs) row.settings.emplace_back(key, values.at(std::string(key)));
-  row.settings.emplace_back("reshard_after_forward", values.at("reshard_after_forward"));
-  row.settings.emplace_back("mesh", row.config.plan.mesh.text());
-  return row;
+  put_on_mesh(run, axes);
+  const auto values = values_of(run.config);
+  for (const std::string_view key : kKnobs) run.row.settings.emplace_back(key, values.at(std::string(key)));
+  run.row.settings.emplace_back("reshard_after_forward", values.at("reshard_after_forward"));
+  run.row.settings.emplace_back("mesh", run.config.plan.mesh.text());
+  return run;
 }
 
 std::vector<Choice> combinations(const std::vector<std::vector<const Setting*>>& knobs) {
@@ -172,13 +173,13 @@ std::vector<Choice> combinations(const std::vector<std::vector<const Setting*>>&
 
 // "full_shard, recompute full (default)"
 RowPlan default_row(const TrainConfig& base, const Axes& axes, const std::map<std::string, std::string>& values) {
-  RowPlan row = row_of(base, {}, axes);
-  row.name = sharding_text(row.config.plan, axes.data()) + " (default)";
-  if (row.name.starts_with("strategy ")) row.name.erase(0, std::string_view("strategy ").size());
-  row.knob = "default";
+  RowPlan run = row_of(base, {}, axes);
+  run.row.name = sharding_text(run.config.plan, axes.data()) + " (default)";
+  if (run.row.name.starts_with("strategy ")) run.row.name.erase(0, std::string_view("strategy ").size());
+  run.row.knob = "default";
   for (const Setting& setting : kSettings)
-    if (setting.key == "strategy" && is_of(setting, values)) row.why = setting.why;
-  return row;
+    if (setting.key == "strategy" && is_of(setting, values)) run.row.why = setting.why;
+  return run;
 }
 
 }  // namespace
@@ -201,7 +202,7 @@ std::vector<RowPlan> plan_rows(const TrainConfig& base, int ranks, bool all) {
     for (const Choice& choice : combinations(knobs))
       if (const Choice changes = changes_of(choice); !changes.empty()) {
         rows.push_back(row_of(base, changes, axes));
-        rows.back().knob = "all";
+        rows.back().row.knob = "all";
       }
     return rows;
   }
@@ -215,9 +216,9 @@ void set_link(std::vector<RowPlan>& rows, const TrainConfig& base, int ranks, co
   const Links links(link);
   const Axes grid = with_replicas(axes_of(base.plan.mesh, ranks));
   const std::vector<DeviceMesh::Axis> data{{"replicate", grid.replicate}, {"dp", grid.dp}};
-  for (RowPlan& row : rows) {
-    row.config.link = links;
-    if (links.names_axes() && !row.config.plan.strategy.value().needs_replicas) {  // one axis over both
+  for (RowPlan& run : rows) {
+    run.config.link = links;
+    if (links.names_axes() && !run.config.plan.strategy.value().needs_replicas) {  // one axis over both
       std::string text;
       const auto add = [&text](std::string_view axis, const LinkShape& shape) {
         text += fmt::format("{}{}={},{}", text.empty() ? "" : ";", axis, shape.bytes_per_second, shape.seconds);
@@ -225,10 +226,10 @@ void set_link(std::vector<RowPlan>& rows, const TrainConfig& base, int ranks, co
       if (const auto slowest = links.over(data)) add("dp", *slowest);
       for (const AxisLink& own : links.each())
         if (own.axis == "tp") add("tp", own.shape);
-      row.config.link = text;
+      run.config.link = text;
     }
-    std::erase_if(row.settings, [](const auto& setting) { return setting.first == "link"; });
-    row.settings.emplace_back("link", row.config.link.text());
+    std::erase_if(run.row.settings, [](const auto& setting) { return setting.first == "link"; });
+    run.row.settings.emplace_back("link", run.config.link.text());
   }
 }
 

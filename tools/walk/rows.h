@@ -6,16 +6,14 @@
 #include <vector>
 
 #include "tools/train/config.h"
+#include "tools/walk/table.h"
 
 namespace sherd::walk {
 
+/// A run to make. The row's knob is the key whose value it tries; "default" of the first row, "all" of combinations.
 struct RowPlan {
-  std::string name{};
-  std::string knob{};  ///< the key whose value it tries; "default" of the first row, "all" of combinations
-  std::string why{};   ///< what the settings do, in words: parts of sentences joined by "; "
+  Row row{};
   TrainConfig config{};
-  std::vector<std::pair<std::string, std::string>> settings{};
-  std::string left_out{};  ///< why the setting is not for these ranks; else empty
 };
 
 /// The rows of `base`, resolved, of which mesh and link may be empty; the first is `base` itself. A strategy without

@@ -60,10 +60,10 @@ std::string largest_change(const Row& row, const Row& base) {
   return text;
 }
 
-std::string default_sentence(const Row& row, const RowPlan& plan) {
-  if (!row.at("memory_bytes.total").measured) return fmt::format("{}: {}.", row.name, plan.why);
+std::string default_sentence(const Row& row) {
+  if (!row.at("memory_bytes.total").measured) return fmt::format("{}: {}.", row.name, row.why);
   return fmt::format("{}: {}. At the peak a rank holds {}; it issues {:.0f} gathers and {:.0f} reductions per step.",
-                     row.name, plan.why, format_bytes(std::llround(*row.at("memory_bytes.total").measured)),
+                     row.name, row.why, format_bytes(std::llround(*row.at("memory_bytes.total").measured)),
                      *row.at("calls.all_gather").measured,
                      *row.at("calls.reduce_scatter").measured + *row.at("calls.all_reduce").measured);
 }
@@ -79,22 +79,22 @@ bool holds(const Column& column, const Cell& cell) {
 
 }  // namespace
 
-std::string sentence_of(const Row& row, const RowPlan& plan, const Row& base) {
-  if (!plan.left_out.empty()) return fmt::format("{}: not run: {}.", row.name, plan.left_out);
+std::string sentence_of(const Row& row, const Row& base) {
+  if (!row.left_out.empty()) return fmt::format("{}: not run: {}.", row.name, row.left_out);
   if (!row.failure.empty()) {
     const auto& predicted = row.at("memory_bytes.total").predicted;
     return fmt::format(
         "{}: did not run: {}{}.", row.name, row.failure,
         predicted ? fmt::format("; ghost steps say that it holds {}", format_bytes(std::llround(*predicted))) : "");
   }
-  if (&row == &base || !base.failure.empty()) return default_sentence(row, plan);
+  if (&row == &base || !base.failure.empty()) return default_sentence(row);
   std::string changes;
   for (const std::string& part :
        {bytes_change(row, base, "memory_bytes.total", "peak"), largest_change(row, base),
         calls_change(row, base, "all_gather", "gathers"), calls_change(row, base, "reduce_scatter", "reduce-scatters"),
         calls_change(row, base, "all_reduce", "all-reduces"), times_change(row, base)})
     if (!part.empty()) changes += (changes.empty() ? "" : ", ") + part;
-  return fmt::format("{}: {}: {}.", row.name, plan.why, changes);
+  return fmt::format("{}: {}: {}.", row.name, row.why, changes);
 }
 
 std::string verdict_of(const Table& table) {

@@ -1,13 +1,12 @@
 #pragma once
 #include <string>
 
-#include "tools/walk/rows.h"
 #include "tools/walk/table.h"
 
 namespace sherd::walk {
 
 /// What a row changes, why, and what that costs and buys beside the default row: one line of text.
-std::string sentence_of(const Row& row, const RowPlan& plan, const Row& base);
+std::string sentence_of(const Row& row, const Row& base);
 
 /// Whether ghosts have predicted every peak to the byte, and every formula of bytes and calls holds, or where not.
 std::string verdict_of(const Table& table);

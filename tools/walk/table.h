@@ -43,8 +43,11 @@ struct RankBytes {
 };
 
 struct Row {
-  std::string name{}, knob{};                                   ///< what the run is called; the setting that it tries
+  std::string name{};  ///< what the run is called
+  std::string knob{};  ///< the setting that it tries: neighbours of one stand together
+  std::string why{};   ///< what the settings do: parts of sentences joined by "; "
   std::vector<std::pair<std::string, std::string>> settings{};  ///< strategy, recompute, ...: names and values
+  std::string left_out{};                                       ///< why it is not run; else empty
   std::vector<Cell> cells = std::vector<Cell>(columns().size());
   std::vector<RankBytes> ranks{};  ///< of a row that has run, or was predicted
   std::string failure{};           ///< why there is nothing measured; else empty

@@ -107,17 +107,17 @@ int ranks_of(const WalkFlags& flags, const nn::MeshAxes& mesh) {
 std::vector<RowPlan> chosen(std::vector<RowPlan> plans, const std::string& prefixes) {
   if (prefixes.empty()) return plans;
   std::vector<std::string> names;
-  for (const RowPlan& plan : plans) names.push_back(plan.name);
+  for (const RowPlan& plan : plans) names.push_back(plan.row.name);
   std::vector<RowPlan> result{plans[0]};
   for (const auto part : std::views::split(prefixes, ',')) {
     const std::string prefix(part.begin(), part.end());
-    const auto matches = [&prefix](const RowPlan& plan) { return plan.name.starts_with(prefix); };
+    const auto matches = [&prefix](const RowPlan& plan) { return plan.row.name.starts_with(prefix); };
     check_usage(std::ranges::any_of(plans, matches),
                 "--only: no row's name starts with \"{}\"{}; without --only all are shown", prefix,
                 did_you_mean(prefix, names));
     for (std::size_t i = 1; i < plans.size(); ++i) {
-      const bool is_new = std::ranges::find(result, plans[i].name, &RowPlan::name) == result.end();
-      if (matches(plans[i]) && is_new) result.push_back(plans[i]);
+      const auto is_same = [&](const RowPlan& plan) { return plan.row.name == plans[i].row.name; };
+      if (matches(plans[i]) && std::ranges::none_of(result, is_same)) result.push_back(plans[i]);
     }
   }
   return result;
@@ -140,42 +140,42 @@ class Walk {
       svg_ = open_output(flags_.svg, "picture");
     }
     const std::int64_t vocabulary = vocabulary_size(config_);
-    for (RowPlan& plan : plans_) rows_.push_back(predicted(plan, vocabulary));
+    for (RowPlan& plan : plans_) units_.push_back(predicted(plan, vocabulary));
   }
 
   /// Returns the exit status.
   int run() {
     double compute = link_ == "none" ? 0 : seconds_without_link();
     if (is_chosen()) choose_link(compute);
-    Table table;
-    for (std::size_t i = 0; i < plans_.size(); ++i) table.rows.push_back(rows_[i].row);
     for (int round = 0; round < flags_.rounds; ++round) {
       if (round > 0 && compute > 0) compute = std::min(compute, seconds_without_link());
       for (std::size_t i = 0; i < plans_.size(); ++i)
-        if (plans_[i].left_out.empty() && table.rows[i].failure.empty()) {
+        if (plans_[i].row.left_out.empty() && plans_[i].row.failure.empty()) {
           show(i);
-          measure(table.rows[i], plans_[i], ranks_, static_cast<int>(flags_.measured));
+          measure(plans_[i], ranks_, static_cast<int>(flags_.measured));
         }
     }
     show(plans_.size());
-    describe(table, compute);
-    for (std::size_t i = 0; i < plans_.size(); ++i) complete(table.rows[i], i, compute);
-    for (std::size_t i = 0; i < plans_.size(); ++i)
-      table.rows[i].sentence = sentence_of(table.rows[i], plans_[i], table.rows[0]);
+    Table table{.about = about(compute)};
+    for (std::size_t i = 0; i < plans_.size(); ++i) {
+      complete(i, compute);
+      table.rows.push_back(plans_[i].row);
+    }
+    for (Row& row : table.rows) row.sentence = sentence_of(row, table.rows[0]);
     print(table);
     return status(table);
   }
 
  private:
   // What these ranks cannot do in one setting is no reason to leave out the others.
-  PredictedRow predicted(RowPlan& plan, std::int64_t vocabulary) const {
+  std::vector<UnitSize> predicted(RowPlan& plan, std::int64_t vocabulary) const {
     try {
-      if (plan.left_out.empty()) return predicted_row(plan, ranks_, vocabulary);
+      if (plan.row.left_out.empty()) return predict(plan, ranks_, vocabulary);
     } catch (const Error& error) {
-      if (plan.knob == "default") throw;
-      plan.left_out = error.message();
+      if (plan.row.knob == "default") throw;
+      plan.row.left_out = error.message();
     }
-    return {.row = {.name = plan.name, .knob = plan.knob, .settings = plan.settings}};
+    return {};
   }
 
   bool is_chosen() const { return link_.empty(); }
@@ -184,10 +184,10 @@ class Walk {
   double seconds_without_link() {
     RowPlan plan = plans_[0];
     plan.config.link = {};
-    Row row{.name = plan.name};
+    plan.row = {.name = plan.row.name};
     show(0);
-    measure(row, plan, ranks_, static_cast<int>(flags_.measured));
-    return row.at("step_seconds").measured.value_or(0);
+    measure(plan, ranks_, static_cast<int>(flags_.measured));
+    return plan.row.at("step_seconds").measured.value_or(0);
   }
 
   // One on which the default run's collectives take half of what its step takes without.
@@ -196,30 +196,29 @@ class Walk {
     on_unit_link.link = "1,0";
     on_unit_link.plan.offload = "none";  // which moves nothing over it
     on_unit_link.plan.offload_keep = 0;
-    const auto seconds = formula_of(on_unit_link, rows_[0].units).link;
+    const auto seconds = formula_of(on_unit_link, units_[0]).link;
     if (seconds && compute > 0)
       set_link(plans_, config_, ranks_, fmt::format("{:.3g},0", seconds->busiest() / (compute / 2)));
   }
 
-  void complete(Row& row, std::size_t i, double compute) const {
-    const RowPlan& plan = plans_[i];
-    row.settings = plan.settings;
-    if (!plan.left_out.empty()) return;
+  void complete(std::size_t i, double compute) {
+    RowPlan& plan = plans_[i];
+    if (!plan.row.left_out.empty()) return;
     const double factor = recompute_factor(plan.config) / recompute_factor(plans_[0].config);
-    fill_formula(row, plan, formula_of(plan.config, rows_[i].units), compute * factor);
+    fill_formula(plan, formula_of(plan.config, units_[i]), compute * factor);
   }
 
   void show(std::size_t i) const {
     if (::isatty(STDERR_FILENO) == 0) return;
     if (i == plans_.size()) fmt::print(stderr, "\r\033[K");
-    else fmt::print(stderr, "\r\033[K[{}/{}] {} ...", i + 1, plans_.size(), plans_[i].name);
+    else fmt::print(stderr, "\r\033[K[{}/{}] {} ...", i + 1, plans_.size(), plans_[i].row.name);
   }
 
-  void describe(Table& table, double compute) const {
+  std::vector<std::pair<std::string, std::string>> about(double compute) const {
     const TrainConfig::Model& m = config_.model;
     std::int64_t parameters = 0;
-    for (const UnitSize& unit : rows_[0].units) parameters += unit.elements();
-    table.about = {
+    for (const UnitSize& unit : units_[0]) parameters += unit.elements();
+    return {
         {"version", std::string(kVersion)},
         {"model", fmt::format("{}, {} layers, width {}, {} heads, {} parameters, {} sequences of {} tokens per step",
                               m.style, m.layers, m.width, m.heads, parameters, config_.batch, m.sequence)},
@@ -258,7 +257,7 @@ class Walk {
   OutputFile svg_;
   std::optional<NamelessText> text_;
   std::vector<RowPlan> plans_;
-  std::vector<PredictedRow> rows_;
+  std::vector<std::vector<UnitSize>> units_;  ///< of each plan
 };
 
 }  // namespace
