@@ -112,11 +112,4 @@ std::int64_t process_memory_bytes(std::string_view field) {
   return 0;
 }
 
-nlohmann::json by_category(const CategoryBytes& bytes) {
-  nlohmann::json result;
-  for (int c = 0; c < kNumCategories; ++c)
-    result[std::string(name(static_cast<MemoryCategory>(c)))] = bytes[static_cast<std::size_t>(c)];
-  return result;
-}
-
 }  // namespace sherd::bench

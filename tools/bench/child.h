@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/comm/group/process_group.h"
-#include "runtime/memory/accounting.h"
 #include "tools/bench/side.h"
 
 namespace sherd::bench {
@@ -33,8 +32,6 @@ void pin_to_cpu(int rank);
 
 /// "VmRSS" or "VmHWM" of /proc/self/status, in bytes.
 std::int64_t process_memory_bytes(std::string_view field);
-/// An object with a number for each category.
-nlohmann::json by_category(const CategoryBytes& bytes);
 
 // The children; each file says what it answers to.
 int run_step_child(std::span<const std::string_view> args);         // step_child.cpp

@@ -8,6 +8,7 @@
 
 #include "tools/bench/child.h"
 #include "tools/bench/ghost_rank.h"
+#include "tools/table/table.h"
 #include "tools/train/flags.h"
 
 namespace sherd::bench {
@@ -43,8 +44,8 @@ nlohmann::json answer_of(const GhostFlags& flags, const std::string& request, st
       memory.reset_peaks();
       seconds.push_back(seconds_of([&] { ghost->step(); }));
     }
-    result["held_bytes"] = by_category(memory.current());
-    result["bytes_at_peak"] = by_category(memory.at_peak());
+    result["held_bytes"] = table::by_category(memory.current());
+    result["bytes_at_peak"] = table::by_category(memory.at_peak());
     result["total_peak_bytes"] = memory.total_peak();
   }
   check(!seconds.empty(), "ghost: \"{}\" names no rank", request);

@@ -24,6 +24,7 @@
 #include "tools/bench/child.h"
 #include "tools/bench/profiler_range.h"
 #include "tools/bench/training.h"
+#include "tools/table/table.h"
 #include "tools/train/config.h"
 #include "tools/train/device_flag.h"
 
@@ -110,9 +111,9 @@ class StepRun {
             {"sum_bytes", static_cast<double>(moved.all_reduce.bytes) / steps},
             {"loss", loss},
             {"growth_bytes", process_memory_bytes("VmHWM") - start_bytes_},
-            {"held_bytes", by_category(memory.current())},
-            {"peak_bytes", by_category(memory.peak())},
-            {"bytes_at_peak", by_category(memory.at_peak())}};
+            {"held_bytes", table::by_category(memory.current())},
+            {"peak_bytes", table::by_category(memory.peak())},
+            {"bytes_at_peak", table::by_category(memory.at_peak())}};
   }
 
  private:
@@ -131,8 +132,8 @@ class StepRun {
                              {"loss", loss.item<double>()},
                              {"how", eager ? "eager" : step_.how()},
                              {"device_peak_bytes", memory.total_peak()},
-                             {"peak_bytes", by_category(memory.peak())},
-                             {"bytes_at_peak", by_category(memory.at_peak())}};
+                             {"peak_bytes", table::by_category(memory.peak())},
+                             {"bytes_at_peak", table::by_category(memory.at_peak())}};
     if (profiled && !profiled->why_not().empty()) answer["not_profiled"] = profiled->why_not();
     return answer;
   }

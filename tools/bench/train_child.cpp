@@ -14,6 +14,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"
 #include "tools/bench/child.h"
+#include "tools/table/table.h"
 #include "tools/train/trainer.h"
 
 namespace sherd::bench {
@@ -57,10 +58,10 @@ class ChildRun {
     }
     const nlohmann::json own = {{"exposed_seconds", exposed},
                                 {"skew_seconds", skew},
-                                {"peak_bytes", by_category(peak_)},
+                                {"peak_bytes", table::by_category(peak_)},
                                 {"total_peak_bytes", total_peak_},
-                                {"bytes_at_peak", by_category(at_peak_)},
-                                {"held_bytes", by_category(memory_.current())}};
+                                {"bytes_at_peak", table::by_category(at_peak_)},
+                                {"held_bytes", table::by_category(memory_.current())}};
     nlohmann::json ranks;
     for (const std::string& text : gather_text(*group_, own.dump())) ranks.push_back(nlohmann::json::parse(text));
     return {{"seconds", seconds}, {"calls", calls}, {"bytes", bytes}, {"loss", loss_}, {"ranks", ranks}};

@@ -49,7 +49,7 @@ void fill_measured(RowPlan& plan, const nlohmann::json& answer) {
   const nlohmann::json& ranks = answer.at("ranks");
   row.ranks.resize(ranks.size());
   for (std::size_t r = 0; r < ranks.size(); ++r) {
-    PeakBytes& own = row.ranks[r].measured;
+    table::PeakBytes& own = row.ranks[r].measured;
     own = {bytes_of(ranks[r].at("peak_bytes")), bytes_of(ranks[r].at("bytes_at_peak")),
            ranks[r].at("total_peak_bytes")};
     for (int c = 0; c < kNumCategories; ++c)

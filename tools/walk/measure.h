@@ -7,7 +7,6 @@
 #include "runtime/os/descriptor.h"
 #include "tools/walk/formulas.h"
 #include "tools/walk/rows.h"
-#include "tools/walk/table.h"
 
 namespace sherd::walk {
 

@@ -5,10 +5,12 @@
 #include <utility>
 #include <vector>
 
+#include "tools/table/table.h"
 #include "tools/train/config.h"
-#include "tools/walk/table.h"
 
 namespace sherd::walk {
+
+using table::Row;
 
 /// A run to make. The row's knob is the key whose value it tries; "default" of the first row, "all" of combinations.
 struct RowPlan {

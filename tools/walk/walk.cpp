@@ -14,20 +14,21 @@
 #include "runtime/tensor/nearest.h"
 #include "tools/cli/command.h"
 #include "tools/cli/cpu_share.h"
+#include "tools/table/chart.h"
+#include "tools/table/sentences.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/output_file.h"
 #include "tools/train/run_text.h"
 #include "tools/train/saved_mesh.h"
 #include "tools/train/version.h"
-#include "tools/walk/chart.h"
 #include "tools/walk/measure.h"
-#include "tools/walk/sentences.h"
 
 namespace sherd {
 
 namespace {
 
 using namespace walk;
+using table::Table;
 
 constexpr std::string_view kUsageText =
     "usage: sherd walk [CONFIG.toml | --model gpt|llama] [--ranks N | --mesh ...] [--link ...] [--all] [--json] [--svg "

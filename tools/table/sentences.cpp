@@ -1,9 +1,11 @@
-#include "tools/walk/sentences.h"
+#include "tools/table/sentences.h"
 
 #include <array>
 #include <cmath>
 
-namespace sherd::walk {
+#include <fmt/format.h>
+
+namespace sherd::table {
 
 namespace {
 
@@ -128,4 +130,4 @@ std::string verdict_of(const Table& table) {
   return ghosts + "\n" + forms;
 }
 
-}  // namespace sherd::walk
+}  // namespace sherd::table

@@ -1,12 +1,12 @@
 #pragma once
 #include <string>
 
-#include "tools/walk/table.h"
+#include "tools/table/table.h"
 
-namespace sherd::walk {
+namespace sherd::table {
 
 /// The table as one picture, an SVG document that needs nothing else: for each row the memory at the peak by category,
 /// what it waits for transfers, and tokens per second, measured; a tick where a formula says something else.
 std::string to_svg(const Table& table);
 
-}  // namespace sherd::walk
+}  // namespace sherd::table

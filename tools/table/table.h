@@ -9,9 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "runtime/memory/accounting.h"
 
-namespace sherd::walk {
+namespace sherd::table {
 
 enum class Quantity : std::uint8_t { bytes, calls, seconds, rate };
 
@@ -70,4 +72,7 @@ std::string to_text(const Table& table);
 /// with "memory_bytes", "memory_at_peak_bytes" and the same predicted of each; "failure" and "sentence".
 std::string to_json(const Table& table);
 
-}  // namespace sherd::walk
+/// An object with a number for each category.
+nlohmann::json by_category(const CategoryBytes& bytes);
+
+}  // namespace sherd::table

@@ -1,9 +1,9 @@
 #pragma once
 #include <string>
 
-#include "tools/walk/table.h"
+#include "tools/table/table.h"
 
-namespace sherd::walk {
+namespace sherd::table {
 
 /// What a row changes, why, and what that costs and buys beside the default row: one line of text.
 std::string sentence_of(const Row& row, const Row& base);
@@ -11,4 +11,4 @@ std::string sentence_of(const Row& row, const Row& base);
 /// Whether ghosts have predicted every peak to the byte, and every formula of bytes and calls holds, or where not.
 std::string verdict_of(const Table& table);
 
-}  // namespace sherd::walk
+}  // namespace sherd::table

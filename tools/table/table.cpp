@@ -1,4 +1,4 @@
-#include "tools/walk/table.h"
+#include "tools/table/table.h"
 
 #include <algorithm>
 #include <array>
@@ -8,9 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/tensor/error.h"
-#include "tools/bench/child.h"
 
-namespace sherd::walk {
+namespace sherd::table {
 
 namespace {
 
@@ -105,9 +104,9 @@ ordered_json value_of(double value, Quantity quantity) {
 
 void put(ordered_json& object, std::string_view prefix, const PeakBytes& bytes) {
   ordered_json& peaks = object[fmt::format("{}memory_bytes", prefix)];
-  peaks = bench::by_category(bytes.peak);
+  peaks = by_category(bytes.peak);
   peaks["total"] = bytes.total;
-  object[fmt::format("{}memory_at_peak_bytes", prefix)] = bench::by_category(bytes.at_peak);
+  object[fmt::format("{}memory_at_peak_bytes", prefix)] = by_category(bytes.at_peak);
 }
 
 ordered_json json_of(const Row& row) {
@@ -162,4 +161,11 @@ std::string to_json(const Table& table) {
   return text;
 }
 
-}  // namespace sherd::walk
+nlohmann::json by_category(const CategoryBytes& bytes) {
+  nlohmann::json result;
+  for (int c = 0; c < kNumCategories; ++c)
+    result[std::string(name(static_cast<MemoryCategory>(c)))] = bytes[static_cast<std::size_t>(c)];
+  return result;
+}
+
+}  // namespace sherd::table

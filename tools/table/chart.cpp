@@ -1,5 +1,5 @@
 // Three panels of bars beside the rows' names. Lengths are of the largest number in a panel.
-#include "tools/walk/chart.h"
+#include "tools/table/chart.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-namespace sherd::walk {
+namespace sherd::table {
 
 namespace {
 
@@ -149,4 +149,4 @@ std::string to_svg(const Table& table) {
   return text + "</svg>\n";
 }
 
-}  // namespace sherd::walk
+}  // namespace sherd::table
