@@ -59,7 +59,9 @@ class Ghost {
 
   void update(std::string when) {
     memory_.accounting().reset_peaks();
+    const CommCounter counter;
     rehearsal_.update(updates_++);
+    predicted_.issued = counter.entries();
     count(std::move(when));
   }
 

@@ -2,11 +2,10 @@
 // What a rank of a training will hold, before there is one: the program's own code on a ghost rank
 // (runtime/memory/README.md), whose accounts are those of a rank that computes, to the byte.
 //
-//   const nn::PlannedModel model{
-//       .make = [] { return std::make_unique<Net>(); },
-//       .batch = [](std::int64_t rows, Device device) { return std::vector{Tensor::empty({rows, 16}, DType::f32,
-//       device)}; }, .loss = [](nn::Module& net, std::span<const Tensor> in) { return
-//       mean(static_cast<Net&>(net)(in[0])); }};
+//   nn::PlannedModel model;
+//   model.make = [] { return std::make_unique<Net>(); };
+//   model.batch = [](std::int64_t rows, Device d) { return std::vector{Tensor::empty({rows, 16}, DType::f32, d)}; };
+//   model.loss = [](nn::Module& net, std::span<const Tensor> in) { return mean(static_cast<Net&>(net)(in[0])); };
 //   predict({.recompute = "full"}, {.ranks = 8, .batch = 64}, model, 0).bytes
 #include <cstdint>
 #include <functional>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "nn/plan/apply.h"
+#include "runtime/comm/group/comm_counter.h"
 #include "runtime/exec/memory_log.h"
 #include "runtime/memory/accounting.h"
 
@@ -29,6 +29,7 @@ struct Prediction {
   std::int64_t bytes = 0;   ///< most of all together, building and evaluation included: the least memory_limit
   std::string when{};       ///< where that is: "building the model", "step 1", "step 3", "evaluation"
   MemoryMoment moment{};    ///< the module there, by its path, and the op
+  std::vector<CommCounter::Entry> issued{};  ///< collectives of the last step
 };
 
 /// A model as its program trains it: apply(), materialize(), apply_offload(), and for each step forward_backward(),

@@ -80,8 +80,8 @@ std::string row_of(const Row& row, const Panel& panel, double y, double scale) {
   std::string text = panel.key.empty()
                          ? stack(row, panel, y, scale)
                          : bar(panel.left, y, value * scale, "#4a4a4a", fmt::format("{}: {}", row.name, panel.title));
-  if (!panel.key.empty() && row.at(panel.key).formula) {
-    const double x = panel.left + std::min<double>(*row.at(panel.key).formula * scale, panel.width);
+  if (!panel.key.empty() && row.at(panel.key).predicted) {
+    const double x = panel.left + std::min<double>(*row.at(panel.key).predicted * scale, panel.width);
     text += fmt::format(
         "<line x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1:.1f}\" y2=\"{2:.1f}\" stroke=\"#d62728\" stroke-width=\"2\"/>\n",
         x, y - 2, y + kBar + 2);
@@ -102,7 +102,7 @@ std::string legend() {
   }
   return text +
          fmt::format("<line x1=\"{0}\" x2=\"{0}\" y1=\"14\" y2=\"29\" stroke=\"#d62728\" stroke-width=\"2\"/>\n", x) +
-         text_at(x + 6, 26, "what the formula says");
+         text_at(x + 6, 26, "what was predicted");
 }
 
 }  // namespace

@@ -85,8 +85,8 @@ std::string group_line() {
   return text + "\n";
 }
 
-bool has_formula(const Row& row) {
-  return std::ranges::any_of(row.cells, [](const Cell& cell) { return cell.formula.has_value(); });
+bool is_predicted(const Row& row) {
+  return std::ranges::any_of(row.cells, [](const Cell& cell) { return cell.predicted.has_value(); });
 }
 
 using nlohmann::ordered_json;
@@ -112,8 +112,7 @@ void put(ordered_json& object, std::string_view prefix, const PeakBytes& bytes) 
 ordered_json json_of(const Row& row) {
   ordered_json object = {{"name", row.name}, {"knob", row.knob}};
   for (const auto& [key, value] : row.settings) object[key] = value;
-  for (const auto& [prefix, which] :
-       {std::pair("", &Cell::measured), {"formula_", &Cell::formula}, {"predicted_", &Cell::predicted}})
+  for (const auto& [prefix, which] : {std::pair("", &Cell::measured), {"predicted_", &Cell::predicted}})
     for (std::size_t i = 0; i < kColumns.size(); ++i)
       if (const auto& value = row.cells[i].*which)
         place(object, prefix, kColumns[i].key) = value_of(*value, kColumns[i].quantity);
@@ -146,7 +145,7 @@ std::string to_text(const Table& table) {
     if (row.knob != knob) text += "\n";
     knob = row.knob;
     text += line(row.name, &row, &Cell::measured);
-    if (has_formula(row)) text += line("  formula", &row, &Cell::formula);
+    if (is_predicted(row)) text += line("  predicted", &row, &Cell::predicted);
   }
   text += "\n";
   for (const Row& row : table.rows) text += row.sentence + "\n";

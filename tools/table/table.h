@@ -1,6 +1,6 @@
 #pragma once
 // The table that settings of a training run are compared in: a row for each run, columns of what it holds, moves and
-// takes. Every number may stand three times: measured by a run, said by a closed formula, predicted by ghost steps.
+// takes. Every number may stand twice: measured by a run, and predicted.
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -31,7 +31,7 @@ std::span<const Column> columns();
 std::size_t column(std::string_view key);
 
 struct Cell {
-  std::optional<double> measured{}, formula{}, predicted{};
+  std::optional<double> measured{}, predicted{};
 };
 
 /// Most bytes of one rank: the peak of each category, and of all together with what that is made of.
@@ -65,10 +65,10 @@ struct Table {
   std::vector<Row> rows{};
 };
 
-/// For people: what the table is about, each row with its formulas below it, then the sentences.
+/// For people: what the table is about, each row with what was predicted below it, then the sentences.
 std::string to_text(const Table& table);
 /// One object per line: {"model", "ranks", ...}, then one for each row: its settings, every number by its column's key,
-/// nested where that has a dot, and again with "formula_" and "predicted_" before the key where there is one; "ranks"
+/// nested where that has a dot, and again with "predicted_" before the key where there is one; "ranks"
 /// with "memory_bytes", "memory_at_peak_bytes" and the same predicted of each; "failure" and "sentence".
 std::string to_json(const Table& table);
 

@@ -39,6 +39,7 @@ CategoryBytes bytes_of(const nlohmann::json& object) {
 /// Its collectives, by the columns of both.
 constexpr comm::CommOp kCollectives[] = {comm::CommOp::all_gather, comm::CommOp::reduce_scatter,
                                          comm::CommOp::all_reduce};
+std::string key_of(std::string_view of, comm::CommOp op) { return fmt::format("{}.{}", of, name(op)); }
 
 // Times are those of the fastest step: what else happens on the machine only adds to them.
 void fill_measured(RowPlan& plan, const nlohmann::json& answer) {
@@ -61,7 +62,7 @@ void fill_measured(RowPlan& plan, const nlohmann::json& answer) {
   }
   for (const comm::CommOp op : kCollectives)
     for (const char* of : {"calls", "bytes"})
-      row.at(fmt::format("{}.{}", of, name(op))).measured = answer.at(of).at(std::string(name(op))).get<double>();
+      row.at(key_of(of, op)).measured = answer.at(of).at(std::string(name(op))).get<double>();
   const double step = seconds[fastest];
   if (row.has_run() && step >= *row.at("step_seconds").measured) return;
   row.at("step_seconds").measured = step;
@@ -100,29 +101,26 @@ std::vector<UnitSize> predict(RowPlan& plan, int ranks, std::int64_t data_vocabu
     for (int c = 0; c < kNumCategories; ++c)
       raise(row.at(memory_key(c)).predicted, predicted.peak[static_cast<std::size_t>(c)]);
     raise(row.at("memory_bytes.total").predicted, predicted.bytes);
+    if (rank > 0) continue;
+    for (const comm::CommOp op : kCollectives)
+      row.at(key_of("calls", op)).predicted = row.at(key_of("bytes", op)).predicted = 0;
+    for (const CommCounter::Entry& entry : predicted.issued)
+      if (std::ranges::count(kCollectives, entry.kind) > 0) {
+        *row.at(key_of("calls", entry.kind)).predicted += static_cast<double>(entry.item.calls);
+        *row.at(key_of("bytes", entry.kind)).predicted += static_cast<double>(entry.item.bytes);
+      }
   }
   plan.row = std::move(row);
   return units;
 }
 
-void fill_formula(RowPlan& plan, const RowFormula& formula, double compute_seconds) {
-  Row& row = plan.row;
-  for (int c = 0; c < kNumCategories; ++c)
-    if (const auto& bytes = formula.memory[static_cast<std::size_t>(c)])
-      row.at(memory_key(c)).formula = static_cast<double>(*bytes);
-  if (formula.link && compute_seconds > 0) {
-    const double step = formula.link->step_seconds(compute_seconds);
-    row.at("step_seconds").formula = step;
-    row.at("tokens_per_second").formula = tokens_of(plan) / step;
-    // Ranks that wait leave their CPU to those they share it with, so waiting and computing are not apart.
-    if (std::ssize(row.ranks) <= allowed_cpus().count())
-      row.at("exposed_transfer_seconds").formula = step - compute_seconds;
-  }
-  if (!formula.comm) return;
-  for (const comm::CommOp op : kCollectives) {
-    row.at(fmt::format("calls.{}", name(op))).formula = static_cast<double>(formula.comm->of(op).calls);
-    row.at(fmt::format("bytes.{}", name(op))).formula = static_cast<double>(formula.comm->of(op).bytes);
-  }
+void predict_times(RowPlan& plan, const LinkTimes& times, double compute_seconds) {
+  const double step = times.step_seconds(compute_seconds);
+  plan.row.at("step_seconds").predicted = step;
+  plan.row.at("tokens_per_second").predicted = tokens_of(plan) / step;
+  // Ranks that wait leave their CPU to those they share it with, so waiting and computing are not apart.
+  if (std::ssize(plan.row.ranks) <= allowed_cpus().count())
+    plan.row.at("exposed_transfer_seconds").predicted = step - compute_seconds;
 }
 
 void measure(RowPlan& plan, int ranks, int steps) {

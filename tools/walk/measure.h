@@ -1,11 +1,11 @@
 #pragma once
-// One row of a walk: what ghosts and formulas say of it, and the run that measures it.
+// One row of a walk: what is predicted of it, and the run that measures it.
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "runtime/os/descriptor.h"
-#include "tools/walk/formulas.h"
+#include "tools/walk/link_times.h"
 #include "tools/walk/rows.h"
 
 namespace sherd::walk {
@@ -23,12 +23,12 @@ class NamelessText {
 /// Letters in no order, of 65 kinds, enough for sequences of so many tokens.
 std::string made_up_text(std::int64_t sequence);
 
-/// Fills the row with the predicted bytes of `ranks` ranks, whose text has so many tokens, and returns the units.
-/// Throws what predict_peak() throws.
+/// Fills the row with what ghosts of `ranks` ranks, whose text has so many tokens, hold and communicate, and returns
+/// their units. Throws what predict_peak() throws.
 std::vector<UnitSize> predict(RowPlan& plan, int ranks, std::int64_t data_vocabulary);
 
-/// Fills what formulas say; their times if a step computes for `compute_seconds`, unless that is 0.
-void fill_formula(RowPlan& plan, const RowFormula& formula, double compute_seconds);
+/// Fills the predicted times of a step that computes for `compute_seconds`.
+void predict_times(RowPlan& plan, const LinkTimes& times, double compute_seconds);
 
 /// Runs the plan as `ranks` processes of `sherd run`, alone on this machine: some steps to settle, then `steps` of
 /// which the fastest is what times are of. Fills what is measured, or the row's failure with what the run says; of a

@@ -1,6 +1,6 @@
 // `sherd walk [CONFIG.toml | --model gpt|llama] [flags]`: runs one small transformer under every strategy and with
-// every other lever of memory, one setting at a time, and prints what each holds, moves and takes beside what closed
-// formulas and ghost steps say.
+// every other lever of memory, one setting at a time, and prints what each holds, moves and takes beside what ghosts
+// and the formula of links predict.
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -33,7 +33,8 @@ using table::Table;
 constexpr std::string_view kUsageText =
     "usage: sherd walk [CONFIG.toml | --model gpt|llama] [--ranks N | --mesh ...] [--link ...] [--all] [--json] [--svg "
     "FILE]\n\nRuns one model under every strategy and with recomputation, offload, prefetch and units changed one at a "
-    "time,\nand prints what each run holds, moves and takes beside what formulas say. Text is made up where `data` is "
+    "time,\nand prints what each run holds, moves and takes beside what ghosts and links predict. Text is made up "
+    "where `data` is "
     "empty.\nFlags are those of `sherd train`, which say what the default run is, and:\n\n";
 
 struct WalkFlags {
@@ -197,16 +198,16 @@ class Walk {
     on_unit_link.link = "1,0";
     on_unit_link.plan.offload = "none";  // which moves nothing over it
     on_unit_link.plan.offload_keep = 0;
-    const auto seconds = formula_of(on_unit_link, units_[0]).link;
+    const auto seconds = link_times(on_unit_link, units_[0]);
     if (seconds && compute > 0)
       set_link(plans_, config_, ranks_, fmt::format("{:.3g},0", seconds->busiest() / (compute / 2)));
   }
 
   void complete(std::size_t i, double compute) {
     RowPlan& plan = plans_[i];
-    if (!plan.row.left_out.empty()) return;
+    if (!plan.row.left_out.empty() || compute == 0) return;
     const double factor = recompute_factor(plan.config) / recompute_factor(plans_[0].config);
-    fill_formula(plan, formula_of(plan.config, units_[i]), compute * factor);
+    if (const auto times = link_times(plan.config, units_[i])) predict_times(plan, *times, compute * factor);
   }
 
   void show(std::size_t i) const {
@@ -218,7 +219,7 @@ class Walk {
   std::vector<std::pair<std::string, std::string>> about(double compute) const {
     const TrainConfig::Model& m = config_.model;
     std::int64_t parameters = 0;
-    for (const UnitSize& unit : units_[0]) parameters += unit.elements();
+    for (const UnitSize& unit : units_[0]) parameters += unit.elements;
     return {
         {"version", std::string(kVersion)},
         {"model", fmt::format("{}, {} layers, width {}, {} heads, {} parameters, {} sequences of {} tokens per step",
