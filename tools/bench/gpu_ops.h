@@ -1,7 +1,6 @@
 #pragma once
 // The op calls that are timed on a GPU, with the sizes of a 1.2 B parameter Llama: what to call, and how many bytes it
 // must move at least.
-#include <cstdint>
 #include <functional>
 #include <string_view>
 #include <vector>
