@@ -242,10 +242,10 @@ TEST(BenchModels, CountsAreThoseOfTheModel) {
 }
 
 TEST(BenchPeak, IsOfTheOrderOfGigaflops) {
-  const double one = seconds_per_gigaflop(PeakKind::f32, 1);
+  const double one = seconds_per_gigaflop(DType::f32, 1);
   EXPECT_GT(one, 1e-4);  // 10 Tflop/s on one thread does not exist
   EXPECT_LT(one, 10.0);
-  EXPECT_GT(seconds_per_gigaflop(PeakKind::bf16, 2), 0);
+  EXPECT_GT(seconds_per_gigaflop(DType::bf16, 2), 0);
 }
 
 }  // namespace

@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
+#include <sstream>
 
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/job/world.h"
+#include "runtime/os/allowed_cpus.h"
 #include "runtime/tensor/error.h"
 #include "tools/cli/program.h"
 
@@ -17,48 +19,23 @@ namespace sherd::bench {
 
 namespace {
 
-struct Child {
-  std::string_view name;
-  int (*run)(std::span<const std::string_view> args);
-};
-constexpr std::array kChildren = {
-    Child{"step", run_step_child},
-    Child{"gemm", run_gemm_child},
-    Child{"dispatch", run_dispatch_child},
-    Child{"dtensor", run_dtensor_child},
-    Child{"collectives", run_collectives_child},
-    Child{"fma", run_fma_child},
-    Child{"gpu_op", run_gpu_op_child},
-    Child{"gpu_probe", run_gpu_probe_child},
-    Child{"loss", run_loss_child},
-    Child{"units", run_units_child},
-    Child{"guards", run_guards_child},
-    Child{"train", run_train_child},
-    Child{"ghost", run_ghost_child},
-    Child{"offload", run_offload_child},
-    Child{"save", run_save_child},
-    Child{"program", run_program_child},
-};
-
 void say(const nlohmann::json& object) {
   fmt::print("{}\n", object.dump());
   std::fflush(stdout);
 }
 
-}  // namespace
-
-void serve(const nlohmann::json& greeting, const std::function<nlohmann::json(const std::string& request)>& answer) {
-  say(greeting);
+void serve(const Ready& work) {
+  say(work.greeting);
   for (std::string request; std::getline(std::cin, request);) {
     try {
-      say(answer(request));
+      say(work.answer(request));
     } catch (const Error& error) { say({{"error", error.what()}}); }
   }
 }
 
-void serve_ranks(ProcessGroup& group, const nlohmann::json& greeting,
-                 const std::function<nlohmann::json(const std::string& request)>& answer) {
-  if (group.size() == 1) return serve(greeting, answer);
+// Rank 0 reads, every rank answers, rank 0 prints its answer.
+void serve_ranks(const Ready& work) {
+  ProcessGroup& group = *work.group;
   group.set_deadline(std::chrono::hours(1));  // the ranks wait while other sides have their turns
   std::array<char, 256> line{};
   const CollectivePart part = in_place(line.data(), DType::u8, static_cast<std::int64_t>(line.size()));
@@ -69,16 +46,24 @@ void serve_ranks(ProcessGroup& group, const nlohmann::json& greeting,
     return std::string(line.data());
   };
   if (group.rank() == 0) {
-    serve(greeting, [&](const std::string& request) { return answer(share(request)); });
+    serve({work.greeting, [&](const std::string& request) { return work.answer(share(request)); }});
     share("");
   } else {
-    for (std::string request; !(request = share("")).empty();) answer(request);
+    for (std::string request; !(request = share("")).empty();) work.answer(request);
   }
 }
 
+}  // namespace
+
 int run_child(std::span<const std::string_view> args) {
-  for (const Child& child : kChildren)
-    if (!args.empty() && child.name == args[0]) return child.run(args.subspan(1));
+  for (const auto works : {call_works, state_works, step_works, gpu_works})
+    for (const auto& [name, begin] : works()) {
+      if (args.empty() || name != args[0]) continue;
+      const Ready ready = begin(args.subspan(1));
+      if (!ready.answer) say(ready.greeting);
+      else ready.group&& ready.group->size() > 1 ? serve_ranks(ready) : serve(ready);
+      return 0;
+    }
   fail("sherd bench --child {}: there is none of that name", args.empty() ? "" : args[0]);
 }
 
@@ -92,17 +77,43 @@ SideCommand child(std::string_view name, std::vector<std::string> flags, int ran
   return command;
 }
 
-void pin_to_cpu(int rank) {
-  cpu_set_t allowed, one;
-  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-  int left = rank % CPU_COUNT(&allowed);
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &allowed) || left-- > 0) continue;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    ::sched_setaffinity(0, sizeof one, &one);
-    return;
+std::vector<std::string> take_flags(std::span<const std::string_view> args, const Flags& flags) {
+  ConfigTable table;
+  for (const auto& [name, target] : flags) table.add(name, target, "");
+  const CommandLine line = parse_command_line(table, args);
+  apply_flags(table, line);
+  return {line.words.begin(), line.words.end()};
+}
+
+Asked asked(std::string_view request, std::string_view form) {
+  std::istringstream words{std::string(request)}, parts{std::string(form)};
+  Asked result;
+  for (std::string part; parts >> part;) {
+    const bool is_choice = part.find('|') != std::string::npos;
+    std::string word;
+    std::int64_t number = 0;
+    if (is_choice) words >> word;
+    else words >> number;
+    const bool is_listed = fmt::format("|{}|", part).find(fmt::format("|{}|", word)) != std::string::npos;
+    check(is_choice ? is_listed && !word.empty() : number > 0, "\"{}\" is not {}", request, form);
+    if (is_choice) result.words.push_back(word);
+    else result.numbers.push_back(number);
   }
+  return result;
+}
+
+void pin_to_cpu(int rank) {
+  const std::vector<int>& cpus = allowed_cpus().cpus;
+  cpu_set_t own;
+  CPU_ZERO(&own);
+  CPU_SET(cpus[static_cast<std::size_t>(rank) % cpus.size()], &own);
+  ::sched_setaffinity(0, sizeof own, &own);
+}
+
+std::shared_ptr<ProcessGroup> pinned_group(int least_ranks) {
+  const std::shared_ptr<ProcessGroup> group = world_group();
+  if (group->size() >= least_ranks) pin_to_cpu(group->rank());
+  return group;
 }
 
 std::int64_t process_memory_bytes(std::string_view field) {

@@ -40,7 +40,7 @@ class Player {
     attempt(sides, [&](Side& side) {
       const nlohmann::json& greeting = side.greeting();
       check(greeting.contains("peer") && greeting["peer"].is_string(), "{} did not say its name: {}",
-            key_.command.words[0], greeting.dump().substr(0, 100));
+            key_.second.words[0], greeting.dump().substr(0, 100));
       answers_.name = contestant_.name.empty() ? greeting["peer"].get<std::string>() : contestant_.name;
       answers_.device = greeting.value("device", "");
     });

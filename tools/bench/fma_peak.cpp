@@ -64,8 +64,8 @@ struct Loop {
   double flops;  ///< of one iteration
 };
 
-Loop widest(PeakKind kind) {
-  if (kind == PeakKind::bf16 && __builtin_cpu_supports("avx512bf16")) return {dot_products_bf16, kChains * 64.0};
+Loop widest(DType kind) {
+  if (kind == DType::bf16 && __builtin_cpu_supports("avx512bf16")) return {dot_products_bf16, kChains * 64.0};
   if (__builtin_cpu_supports("avx512f")) return {multiply_add_512, kChains * 32.0};
   check(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"),
         "this CPU has neither AVX2 with FMA nor AVX-512");
@@ -74,7 +74,7 @@ Loop widest(PeakKind kind) {
 
 }  // namespace
 
-double seconds_per_gigaflop(PeakKind kind, int threads) {
+double seconds_per_gigaflop(DType kind, int threads) {
   using Clock = std::chrono::steady_clock;
   constexpr std::int64_t kLoops = 2'000'000;
   const Loop loop = widest(kind);

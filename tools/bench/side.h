@@ -2,6 +2,7 @@
 // One side of a comparison: a program that prints one JSON object when it is ready and answers each line of its input
 // by another. It stays in memory between answers and sleeps, so that two sides can take turns on the same cores.
 #include <chrono>
+#include <compare>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,7 @@ namespace sherd::bench {
 struct SideCommand {
   std::vector<std::string> words;        ///< program, looked up on PATH, and its arguments
   std::vector<std::string> environment;  ///< "NAME=value": added to what the benchmark passes on
+  friend auto operator<=>(const SideCommand&, const SideCommand&) = default;
 };
 
 class Side {

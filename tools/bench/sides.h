@@ -5,17 +5,14 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "tools/bench/side.h"
 
 namespace sherd::bench {
 
-struct SideKey {
-  std::string role;  ///< "ours", "peer 1": those of different roles never share a program
-  SideCommand command;
-  bool operator<(const SideKey& other) const;
-};
+/// A role and a command: "ours" and "peer 1" never share a program.
+using SideKey = std::pair<std::string, SideCommand>;
 
 class Sides {
  public:

@@ -1,5 +1,10 @@
 #include "tools/bench/training.h"
 
+#include "runtime/cpu/parallel.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/rows/ops.h"
+#include "tools/train/device_flag.h"
+
 namespace sherd::bench {
 
 TrainConfig train_config(const BenchModel& model, const nn::TrainingPlan& plan, int ranks) {
@@ -21,6 +26,54 @@ TrainStep train_step(const BenchModel& model, const nn::TrainingPlan& plan, cons
   const nn::JobMesh mesh(config.plan.mesh, group);
   link.shape(mesh);
   return TrainStep(config, mesh, model.vocabulary, {.metrics = false});
+}
+
+BenchModel BenchRow::model() const {
+  BenchModel model = bench_model(name);
+  if (layers > 0) model.layers = layers;
+  return model;
+}
+
+BenchRow take_row(std::span<const std::string_view> args, BenchRow row, Flags more) {
+  nn::TrainingPlan& plan = row.plan;
+  std::string dtype(name(plan.param_dtype)), device = to_string(plan.device);
+  Flags flags = {{"model", &row.name},
+                 {"layers", &row.layers},
+                 {"batch", &row.batch},
+                 {"tokens", &row.tokens},
+                 {"steps", &row.steps},
+                 {"threads", &row.threads},
+                 {"dtype", &dtype},
+                 {"device", &device},
+                 {"captured", &plan.compiled},
+                 {"prefetch", &plan.prefetch},
+                 {"mesh", text_field(plan.mesh)},
+                 {"strategy", text_field(plan.strategy)},
+                 {"link", text_field(row.link)},
+                 {"recompute", text_field(plan.recompute)},
+                 {"tensor_parallel", &row.tensor_parallel}};
+  flags.insert(flags.end(), more.begin(), more.end());
+  take_flags(args, flags);
+  plan.param_dtype = dtype_from_name(dtype);
+  plan.device = parse_device(device);
+  set_threads(static_cast<int>(row.threads));
+  return row;
+}
+
+BenchRow::Batch random_batch(const BenchRow& row, int rank) {
+  const BenchModel model = row.model();
+  const std::int64_t batch = row.batch ? row.batch : model.batch, tokens = row.tokens ? row.tokens : model.tokens;
+  const std::uint64_t key = random_key(2, "tokens", "data", static_cast<std::uint64_t>(rank));
+  const Tensor text =
+      cast(random_uniform({batch, tokens + 1}, key, 0, static_cast<double>(model.vocabulary)), DType::i32);
+  return {to(contiguous(narrow(text, 1, 0, tokens)), row.plan.device),
+          to(contiguous(narrow(text, 1, 1, tokens)), row.plan.device)};
+}
+
+nlohmann::json greeting_of(const BenchRow& row) {
+  nlohmann::json greeting = {{"peer", "sherd"}};
+  if (row.plan.device != Device::cpu()) greeting["device"] = RankContext::current().device(row.plan.device).describe();
+  return greeting;
 }
 
 }  // namespace sherd::bench

@@ -3,6 +3,7 @@
 // 0.1 of all parameters, no gradient norm and no clipping; the peers' loops do the same.
 #include <memory>
 
+#include "tools/bench/child.h"
 #include "tools/bench/models.h"
 #include "tools/train/train_step.h"
 
@@ -15,5 +16,28 @@ TrainConfig train_config(const BenchModel& model, const nn::TrainingPlan& plan, 
 /// Collective if there are several axes.
 TrainStep train_step(const BenchModel& model, const nn::TrainingPlan& plan, const std::shared_ptr<ProcessGroup>& group,
                      const Links& link = {});
+
+/// What a child trains, from its flags: a model by a plan.
+struct BenchRow {
+  std::string name = "tiny";  ///< of models.h
+  nn::TrainingPlan plan{.compiled = true};
+  Links link{};
+  std::int64_t steps = 0, threads = 1;
+  std::int64_t layers = 0, batch = 0, tokens = 0;  ///< 0: the model's; batch and tokens are those of a rank's batches
+  bool tensor_parallel = false;                    ///< all ranks share one batch and shard the model's matrices
+
+  BenchModel model() const;
+  /// i32 [B, T].
+  struct Batch {
+    Tensor tokens, targets;
+  };
+};
+/// Takes the flags: those of `defaults`, and `more`; sets the rank's threads. Error as take_flags().
+BenchRow take_row(std::span<const std::string_view> args, BenchRow defaults = {}, Flags more = {});
+
+/// Random tokens, other ones for every `rank`, on the plan's device.
+BenchRow::Batch random_batch(const BenchRow& row, int rank);
+/// Says who answers, and on which card, if it is one.
+nlohmann::json greeting_of(const BenchRow& row);
 
 }  // namespace sherd::bench

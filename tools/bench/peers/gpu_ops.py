@@ -1,4 +1,4 @@
-"""Op calls of PyTorch on a GPU. usage: gpu_ops.py [small]; requests are those of ../gpu_op_child.cpp.
+"""Op calls of PyTorch on a GPU. usage: gpu_ops.py [small]; requests are those of ../gpu_works.cpp.
 
 Sizes and names are those of ../gpu_ops.cpp. Calls are queued together and waited for once; the sample is their mean. Short
 calls are recorded into one CUDA graph, as on our side; "how" says so. On a machine without a GPU only `small` works, on the

@@ -1,6 +1,6 @@
 """Losses from a given start. usage: loss.py MODEL f32|bf16 FOLDER
 
-FOLDER/start.safetensors, which ../loss_child.cpp wrote, holds the weights under Sherd's names and the batches. Any
+FOLDER/start.safetensors, which ../step_works.cpp wrote, holds the weights under Sherd's names and the batches. Any
 request trains on all of them and answers the loss of each step. On the GPU if there is one.
 """
 

@@ -1,0 +1,473 @@
+// What a child does with a model that is trained: a row {plan, model} from flags (training.h), and requests.
+#include <algorithm>
+#include <map>
+#include <sstream>
+
+#include "compile/capture/capture.h"
+#include "compile/ir/analysis/meaning.h"
+#include "compile/ir/builder.h"
+#include "compile/ir/verify.h"
+#include "compile/passes/pass.h"
+#include "compile/run/guards.h"
+#include "nn/checkpoint/format/safetensors.h"
+#include "nn/optim/clip.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/comm/board/exposed.h"
+#include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/host_group.h"
+#include "runtime/comm/job/world.h"
+#include "runtime/cpu/parallel.h"
+#include "runtime/exec/context.h"
+#include "runtime/exec/trace.h"
+#include "runtime/op/core/dims.h"
+#include "runtime/op/core/host_reads.h"
+#include "runtime/op/rows/ops.h"
+#include "tools/bench/ghost_rank.h"
+#include "tools/bench/profiler_range.h"
+#include "tools/bench/training.h"
+#include "tools/table/table.h"
+#include "tools/train/trainer.h"
+
+namespace sherd::bench {
+
+namespace {
+
+using nlohmann::json;
+using table::by_category;
+
+constexpr comm::CommOp kCollectives[] = {comm::CommOp::all_gather, comm::CommOp::reduce_scatter,
+                                         comm::CommOp::all_reduce, comm::CommOp::all_to_all};
+
+/// What steps of a rank take, of which rank 0 sees what all ranks take.
+struct StepTimes {
+  std::vector<double> seconds{}, exposed{}, skew{}, computing{};
+  CommCounts moved{};  ///< in all steps
+
+  template <class Do>
+  void add(ProcessGroup& group, const Do& step) {
+    group.host().barrier();
+    const CommTimes times_before = comm_times(group);
+    const CommCounts before = counts_with_subgroups(group);
+    seconds.push_back(seconds_of(step));
+    const CommTimes times = comm_times(group) - times_before;
+    exposed.push_back(times.exposed);
+    skew.push_back(times.skew);
+    computing.push_back(seconds.back() - times.exposed);
+    moved += counts_with_subgroups(group);
+    moved -= before;
+  }
+};
+
+// `step [--profile true]`: training steps on one rank or, under `sherd run`, on several: sharded by a strategy, each
+// with its batch, or tensor parallel, on one batch. A request is a number of steps. The answer holds of each step its
+// seconds, exposed_seconds of them that it waited for communication, skew_seconds of those until the last rank had
+// come, and computing_seconds that it did not wait; comm_bytes per step of gathers and reductions, sum_bytes of
+// all-reduces; the last loss; growth_bytes (peak of resident memory over the program's start); and, per category of the
+// accounting, what is held between steps, the peak of each, and what was held at the moment of the total's peak. On a
+// GPU steps are queued together and waited for once, so the sample is their mean; device_peak_bytes is the peak of its
+// memory, and a request may be "eager N" for steps that are not replayed, or "ops" for one eager step that waits for
+// each op: "ops" of the answer holds [name, inputs, calls, seconds of all calls], the longest first. With --profile a
+// profiler that waits records the steps that are asked for, and only those.
+class StepRun {
+ public:
+  StepRun(const BenchRow& row, bool profile, std::shared_ptr<ProcessGroup> group)
+      : device_(row.plan.device),
+        profile_(profile),
+        group_(std::move(group)),
+        step_(train_step(row.model(), row.plan, group_, row.link)),
+        batch_(random_batch(row, row.tensor_parallel ? 0 : group_->rank())) {
+    for (int i = 0; i < 4; ++i) (void)run_step().item<double>();  // eager, recording, replays: pools and caches fill
+  }
+
+  json answer(const std::string& request) {
+    const bool on_device = device_ != Device::cpu(), eager = request.starts_with(kEager) && on_device;
+    if (request == "ops" && on_device) return answer_of_ops();
+    const std::int64_t steps = asked(request.substr(eager ? kEager.size() : 0), "STEPS").numbers[0];
+    Accounting& memory = RankContext::current().allocator(device_).accounting();
+    memory.reset_peaks();
+    if (on_device) return answer_of_device(steps, eager, memory);
+    StepTimes times;
+    double loss = 0;
+    for (std::int64_t i = 0; i < steps; ++i) times.add(*group_, [&] { loss = run_step().item<double>(); });
+    const auto per_step = [&](std::int64_t bytes) { return static_cast<double>(bytes) / static_cast<double>(steps); };
+    return {{"seconds", times.seconds},
+            {"exposed_seconds", times.exposed},
+            {"skew_seconds", times.skew},
+            {"computing_seconds", times.computing},
+            {"comm_bytes", per_step(times.moved.all_gather.bytes + times.moved.reduce_scatter.bytes)},
+            {"sum_bytes", per_step(times.moved.all_reduce.bytes)},
+            {"loss", loss},
+            {"growth_bytes", process_memory_bytes("VmHWM") - start_bytes_},
+            {"held_bytes", by_category(memory.current())},
+            {"peak_bytes", by_category(memory.peak())},
+            {"bytes_at_peak", by_category(memory.at_peak())}};
+  }
+
+ private:
+  Tensor run_step() { return step_.update(batch_.tokens, batch_.targets).loss; }
+  Tensor run_eager_step() { return step_.update_eagerly(batch_.tokens, batch_.targets).loss; }
+  json answer_of_device(std::int64_t steps, bool eager, Accounting& memory) {
+    DeviceContext& device = RankContext::current().device(device_);
+    std::optional<ProfilerRange> profiled;
+    if (profile_) profiled.emplace();
+    Tensor loss;
+    const double seconds = seconds_of([&] {
+      for (std::int64_t i = 0; i < steps; ++i) loss = eager ? run_eager_step() : run_step();
+      device.synchronize();
+    });
+    json answer = {{"seconds", {seconds / static_cast<double>(steps)}},
+                   {"loss", loss.item<double>()},
+                   {"how", eager ? "eager" : step_.how()},
+                   {"device_peak_bytes", memory.total_peak()},
+                   {"peak_bytes", table::by_category(memory.peak())},
+                   {"bytes_at_peak", table::by_category(memory.at_peak())}};
+    if (profiled && !profiled->why_not().empty()) answer["not_profiled"] = profiled->why_not();
+    return answer;
+  }
+
+  // What each op takes on the device: the kernels of one call at a time.
+  json answer_of_ops() {
+    Trace trace;
+    trace.waits_for_devices = true;
+    (void)run_eager_step().item<double>();  // no eager step may have filled the pools yet
+    const double seconds = seconds_of([&] {
+      const TraceRecording recording(trace);
+      (void)run_eager_step().item<double>();
+    });
+    struct Sum {
+      std::int64_t calls = 0;
+      double seconds = 0;
+    };
+    std::map<std::pair<std::string, std::string>, Sum> sums;
+    for (const Span& span : trace.spans()) {
+      if (span.kind != SpanKind::op) continue;
+      Sum& sum = sums[{std::string(span.name), span.detail ? *span.detail : ""}];
+      ++sum.calls;
+      sum.seconds += static_cast<double>(span.end - span.start) * 1e-9;
+    }
+    std::vector<json> ops;
+    for (const auto& [op, sum] : sums) ops.push_back({op.first, op.second, sum.calls, sum.seconds});
+    std::ranges::sort(ops, std::greater(), [](const json& op) { return op[3].get<double>(); });
+    return {{"seconds", {seconds}}, {"how", "eager, waiting for each op"}, {"ops", ops}};
+  }
+
+  static constexpr std::string_view kEager = "eager ";
+  const Device device_;
+  const bool profile_;
+  const std::int64_t start_bytes_ = process_memory_bytes("VmRSS");
+  std::shared_ptr<ProcessGroup> group_;
+  TrainStep step_;
+  BenchRow::Batch batch_;
+};
+
+Ready begin_step(std::span<const std::string_view> args) {
+  const std::shared_ptr<ProcessGroup> group = pinned_group(2);
+  bool profile = false;
+  BenchRow row = take_row(args, {}, {{"profile", &profile}});
+  if (row.tensor_parallel) row.plan.mesh = fmt::format("tp={}", group->size());
+  const auto run = std::make_shared<StepRun>(row, profile, group);
+  return {greeting_of(row), [run](const std::string& request) { return run->answer(request); }, group};
+}
+
+// `train CONFIG.toml [flags]`: a training run as `sherd train` makes it, told apart by rank. A request is a number of
+// steps; settling ones come before the first answer. The answer holds seconds of each step, as rank 0 sees them; calls
+// and bytes of each kind of collective in a step; the last loss; and of each rank, in `ranks`, exposed_seconds and
+// skew_seconds of each step, and bytes of the accounting: peak_bytes of each category over all steps so far,
+// total_peak_bytes since the program's start and bytes_at_peak then, held_bytes between steps.
+class TrainRun {
+ public:
+  TrainRun(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
+      : group_(std::move(group)), trainer_(config, group_), memory_(RankContext::current().allocator().accounting()) {
+    note_peak();
+    for (int i = 0; i < 4; ++i) step();  // orders are recorded, then a captured step, then pools and caches fill
+  }
+
+  json answer(const std::string& request) {
+    StepTimes times;
+    for (std::int64_t left = asked(request, "STEPS").numbers[0]; left > 0; --left) {
+      times.moved = {};
+      times.add(*group_, [&] { step(); });
+    }
+    json calls, bytes;
+    for (const comm::CommOp op : kCollectives) {
+      calls[std::string(name(op))] = times.moved.of(op).calls;
+      bytes[std::string(name(op))] = times.moved.of(op).bytes;
+    }
+    const json own = {{"exposed_seconds", times.exposed},       {"skew_seconds", times.skew},
+                      {"peak_bytes", by_category(peak_)},       {"total_peak_bytes", total_peak_},
+                      {"bytes_at_peak", by_category(at_peak_)}, {"held_bytes", by_category(memory_.current())}};
+    json ranks;
+    for (const std::string& text : gather_text(*group_, own.dump())) ranks.push_back(json::parse(text));
+    return {{"seconds", times.seconds}, {"calls", calls}, {"bytes", bytes}, {"loss", loss_}, {"ranks", ranks}};
+  }
+
+ private:
+  void step() {
+    memory_.reset_peaks();
+    loss_ = trainer_.train_step(next_++).loss.item<double>();
+    for (std::size_t c = 0; c < kNumCategories; ++c) peak_[c] = std::max(peak_[c], memory_.peak()[c]);
+    note_peak();
+  }
+  void note_peak() {
+    if (memory_.total_peak() <= total_peak_) return;
+    total_peak_ = memory_.total_peak();
+    at_peak_ = memory_.at_peak();
+  }
+
+  std::shared_ptr<ProcessGroup> group_;
+  Trainer trainer_;
+  Accounting& memory_;
+  CategoryBytes peak_{}, at_peak_{};
+  std::int64_t total_peak_ = 0, next_ = 0;
+  double loss_ = 0;
+};
+
+Ready begin_train(std::span<const std::string_view> args) {
+  std::optional<TrainConfig> config = load_train_config(args);
+  check(config.has_value(), "train: a child has no help");
+  const std::shared_ptr<ProcessGroup> group = config->threads == 0 ? pinned_group(2) : world_group();
+  if (config->threads == 0) config->threads = 1;
+  const auto run = std::make_shared<TrainRun>(*config, group);
+  return {{{"peer", "sherd"}}, [run](const std::string& request) { return run->answer(request); }, group};
+}
+
+// `ghost`: ranks of a large job, one after the other, each a ghost on this thread. A request names them: "0 63 511".
+// The answer holds first_seconds, of building a rank with its first step, the slowest's; seconds of each further step
+// of all of them; growth_bytes, the peak of resident memory over the program's start; and what the last rank is
+// predicted to hold: held_bytes between steps, bytes_at_peak of a settled step.
+Ready begin_ghost(std::span<const std::string_view> args) {
+  const BenchRow row = take_row(args, {.name = "tiny_llama", .plan = {.mesh = "dp=2"}, .steps = 5});
+  const std::int64_t start_bytes = process_memory_bytes("VmRSS");
+  return {greeting_of(row), [=](const std::string& request) {
+            std::vector<double> seconds;
+            double first = 0;
+            json result;
+            std::istringstream words(request);
+            for (int rank = 0; words >> rank;) {
+              std::optional<GhostRank> ghost;
+              first = std::max(first, seconds_of([&] {
+                                 ghost.emplace(row.model(), row.plan.mesh.text(), rank);
+                                 ghost->step();
+                               }));
+              Accounting& memory = RankContext::current().allocator().accounting();
+              for (std::int64_t i = 0; i < row.steps; ++i) {
+                memory.reset_peaks();
+                seconds.push_back(seconds_of([&] { ghost->step(); }));
+              }
+              result["held_bytes"] = by_category(memory.current());
+              result["bytes_at_peak"] = by_category(memory.at_peak());
+              result["total_peak_bytes"] = memory.total_peak();
+            }
+            check(!seconds.empty(), "ghost: \"{}\" names no rank", request);
+            result["seconds"] = seconds;
+            result["first_seconds"] = first;
+            result["growth_bytes"] = process_memory_bytes("VmHWM") - start_bytes;
+            return result;
+          }};
+}
+
+// `loss --folder DIR`: losses from a start that others can read. DIR/start.safetensors gets the model's initial
+// parameters under our names and "batches", i32 [steps, B, T + 1]: batch i is what step i trains on. A request (any
+// line) trains them all, the answer holds the mean seconds of a step and "losses", one of each step.
+//
+// A token follows from the one before, 5 x + 17 plus one of four at random, so that there is something to learn: the
+// loss goes from ln(vocabulary) towards ln 4.
+constexpr std::int64_t kMaxSymbols = 256;  // of the vocabulary, those in the text
+
+// i32 [steps, B, T + 1].
+std::vector<std::int32_t> made_up_batches(const BenchModel& m, std::int64_t steps) {
+  const std::int64_t rows = steps * m.batch, columns = m.tokens + 1, symbols = std::min(m.vocabulary, kMaxSymbols);
+  const std::vector<float> drawn =
+      random_uniform({rows, columns}, random_key(3, "batches", "data", 0), 0, 4).to_vector<float>();
+  std::vector<std::int32_t> text(drawn.size());
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool starts = static_cast<std::int64_t>(i) % columns == 0;
+    const std::int64_t before = starts ? static_cast<std::int64_t>(i) / columns : text[i - 1];
+    text[i] = static_cast<std::int32_t>((5 * before + 17 + static_cast<std::int64_t>(drawn[i])) % symbols);
+  }
+  return text;
+}
+
+// The same seed gives the same bits as in the model that is trained, which may be sharded and on a device.
+void write_start(const std::string& path, const BenchModel& m, const std::vector<std::int32_t>& batches,
+                 std::int64_t steps) {
+  const auto model = make_bench_model(m);
+  model->materialize(nn::Seed{1});
+  const auto parameters = model->named_parameters();
+  std::vector<ckpt::TensorInfo> infos;
+  for (const auto& [name, parameter] : parameters) infos.push_back({name, DType::f32, parameter->shape()});
+  infos.push_back({"batches", DType::i32, {steps, m.batch, m.tokens + 1}});
+  ckpt::SafetensorsWriter writer(path, infos);
+  for (const auto& [name, parameter] : parameters) {
+    const Tensor& value = parameter->value();
+    writer.write({static_cast<const std::byte*>(value.raw()), static_cast<std::size_t>(value.bytes())});
+  }
+  writer.write(std::as_bytes(std::span(batches)));
+  writer.commit();
+}
+
+Ready begin_loss(std::span<const std::string_view> args) {
+  std::string folder;
+  const BenchRow row = take_row(args, {.steps = 100}, {{"folder", &folder}});
+  check(row.steps >= 1, "--steps must be positive, got {}", row.steps);
+  check(!folder.empty(), "--folder is missing");
+  const BenchModel m = row.model();
+  const std::vector<std::int32_t> batches = made_up_batches(m, row.steps);
+  write_start(folder + "/start.safetensors", m, batches, row.steps);
+  const auto step =
+      std::make_shared<TrainStep>(train_config(m, row.plan, 1), nn::JobMesh(row.plan.mesh, make_single_group()),
+                                  m.vocabulary, TrainStepOptions{.metrics = false});
+  const Tensor all = to(Tensor::from<std::int32_t>(batches, {row.steps, m.batch, m.tokens + 1}), row.plan.device);
+  return {
+      greeting_of(row), [=](const std::string&) -> json {
+        std::vector<double> losses;
+        HostReads reads;
+        const double seconds = seconds_of([&] {
+          for (std::int64_t i = 0; i < row.steps; ++i) {
+            const Tensor text = reshape(narrow(all, 0, i, 1), {m.batch, m.tokens + 1});
+            const Tensor loss =
+                step->update(contiguous(narrow(text, 1, 0, m.tokens)), contiguous(narrow(text, 1, 1, m.tokens))).loss;
+            reads.push({loss}, [&](std::span<const double> value) { losses.push_back(value[0]); });
+          }
+          reads.finish();
+        });
+        return {{"seconds", {seconds / static_cast<double>(row.steps)}}, {"losses", losses}};
+      }};
+}
+
+// A plain loop, clipping or not: what users write.
+struct PlainLoop {
+  std::unique_ptr<nn::LanguageModel> model;
+  std::unique_ptr<nn::AdamW> optimizer{};
+  bool clips = false;
+
+  void draw() {
+    model->materialize(nn::Seed{1});
+    optimizer = std::make_unique<nn::AdamW>(model->parameters());
+  }
+  Tensor step(std::span<const Tensor> in) const {
+    const Tensor loss = (*model)(in[0], in[1]);
+    backward(loss);
+    if (clips) nn::clip_grad_norm(*optimizer, 1);
+    optimizer->step_and_clear();
+    return loss.detach();
+  }
+};
+
+// `program --layers N --batch B [--times passes]`: records a training step of mini with clipping and AdamW. A request
+// is a number of calls; each sample is what verify() of the program that runs and its meaning take together, or what
+// run_passes() takes on the recorded one. Answers also say how many operations its nodes are.
+Program recorded_step(const BenchRow& row) {
+  PlainLoop loop{.model = make_bench_model(row.model()), .clips = true};
+  loop.draw();
+  const BenchRow::Batch batch = random_batch(row, 0);
+  const Tensor in[] = {batch.tokens, batch.targets};
+  loop.step(in);  // lazy state settles
+  Recorder recorder(in);
+  const Tensor loss = loop.step(in);
+  return recorder.finish({&loss, 1}).program;
+}
+
+// Operations of all nodes, by their rows.
+double flops_of(const Program& program) {
+  double flops = 0;
+  for (const GraphNode& node : program.nodes) {
+    std::vector<TensorMeta> out;
+    for (const TensorRef& ref : node.out)
+      if (ref.defined()) out.emplace_back(ref.shape, ref.dtype);
+    flops += op_cost(*node.op, metas_of(program, node), node.attrs, out).flops;
+  }
+  return flops;
+}
+
+Ready begin_program(std::span<const std::string_view> args) {
+  std::string times = "verify";
+  const BenchRow row = take_row(args, {.name = "mini", .layers = 32, .batch = 2}, {{"times", &times}});
+  BenchModel model = row.model();
+  model.batch = row.batch;
+  const Program recorded = recorded_step(row);
+  const auto program = std::make_shared<Program>(recorded);
+  run_passes(*program, standard_passes());
+  const double flops = flops_of(*program), formula_flops = model.step_flops();
+  return {
+      {{"peer", "sherd"}, {"nodes", program->nodes.size()}}, [=](const std::string& request) -> json {
+        const std::vector<double> seconds = samples_of(asked(request, "CALLS").numbers[0], [&] {
+          if (times == "passes") *program = recorded;
+          return seconds_of([&] {
+            if (times == "passes") return run_passes(*program, standard_passes());
+            verify(*program);
+            const Meanings meanings(*program);
+          });
+        });
+        return {
+            {"seconds", seconds}, {"nodes", program->nodes.size()}, {"flops", flops}, {"formula_flops", formula_flops}};
+      }};
+}
+
+// `guards --layers N`: a captured training step of mini, each block a unit of fully_shard, on one rank. A request is a
+// number of samples; each is the mean of what finding that the recording fits takes, when nothing has changed since the
+// last replay. seconds_to_look_at_all is what it takes otherwise.
+class GuardsRun {
+ public:
+  explicit GuardsRun(const BenchModel& of) : loop_{.model = make_bench_model(of)} {
+    const DeviceMesh mesh(world_group(), "dp");
+    for (nn::Module* block : loop_.model->blocks()) nn::fully_shard(*block, mesh);
+    nn::fully_shard(*loop_.model, mesh);
+    loop_.draw();
+    arguments_ = {zeros({of.batch, of.tokens}, DType::i32), zeros({of.batch, of.tokens}, DType::i32)};
+    while (step_.mode() != CompiledStep::Mode::replay) step_(arguments_);
+    guards_ = std::make_unique<Guards>(*step_.graph());
+    for (int i = 0; i < 2; ++i) {
+      look();
+      replay();
+    }
+  }
+
+  json answer(const std::string& request) {
+    std::vector<double> all;
+    const std::vector<double> seconds = samples_of(asked(request, "SAMPLES").numbers[0], [&] {
+      const double taken = seconds_per_call(1000, [&] { look(); });
+      RankContext::current().rank_register->note_change();  // so it looks at all until the next replay
+      all.push_back(seconds_of([&] { look(); }));
+      replay();
+      return taken;
+    });
+    return {{"seconds", seconds},
+            {"seconds_to_look_at_all", all},
+            {"slots", step_.graph()->program.slots.size()},
+            {"looks", guards_->num_looks()}};
+  }
+
+ private:
+  void look() {
+    const std::string found = guards_->mismatch(arguments_);
+    check(found.empty(), "the recording does not fit: {}", found);
+  }
+  void replay() {
+    step_(arguments_);
+    guards_->replayed();
+  }
+
+  PlainLoop loop_;
+  std::vector<Tensor> arguments_;
+  CompiledStep step_{[this](std::span<const Tensor> in) { return std::vector{loop_.step(in)}; }};
+  std::unique_ptr<Guards> guards_;
+};
+
+Ready begin_guards(std::span<const std::string_view> args) {
+  const BenchRow row = take_row(args, {.name = "mini", .layers = 32});
+  BenchModel model = row.model();
+  model.batch = 1;
+  const auto run = std::make_shared<GuardsRun>(model);
+  return {greeting_of(row), [run](const std::string& request) { return run->answer(request); }};
+}
+
+constexpr Works::value_type kStepWorks[] = {{"step", begin_step}, {"train", begin_train},     {"ghost", begin_ghost},
+                                            {"loss", begin_loss}, {"program", begin_program}, {"guards", begin_guards}};
+
+}  // namespace
+
+Works step_works() { return kStepWorks; }
+
+}  // namespace sherd::bench
