@@ -140,8 +140,8 @@ TEST(BenchContest, ApartAFailureEndsItsContestOnly) {
   const std::vector<Outcome> outcomes =
       hold_apart({{.ours = bad, .peers = {good}}, {.ours = good, .peers = {bad, good}}});
   Figure figure{.name = "f"};
-  expect_error([&] { fill(figure, outcomes[0], [](double s) { return s; }); }, {"no memory"});
-  fill(figure, outcomes[1], [](double s) { return s; });
+  expect_error([&] { fill(figure, outcomes[0], times(1)); }, {"no memory"});
+  fill(figure, outcomes[1], times(1));
   EXPECT_EQ(*figure.value, 1);
   EXPECT_EQ(figure.peers.size(), 1u);
   EXPECT_NE(figure.note.find("no memory"), std::string::npos);
@@ -151,7 +151,7 @@ TEST(BenchContest, AFigureNamesTheDeviceOfOurSide) {
   Figure figure{.name = "f"};
   const Contestant ours{shell("echo '{\"peer\": \"x\", \"device\": \"card 7\"}'; read r; echo '{\"seconds\": [1]}'"),
                         ""};
-  fill(figure, hold({.ours = ours, .rounds = 1}), [](double s) { return s; });
+  fill(figure, hold({.ours = ours, .rounds = 1}), times(1));
   EXPECT_EQ(nlohmann::json::parse(to_json(figure)).at("device"), "card 7");
   EXPECT_NE(to_text(figure).find("on card 7"), std::string::npos);
 }
@@ -163,7 +163,7 @@ TEST(BenchContest, MediansOfAllSamplesFillTheFigure) {
                                 .rounds = 2});
   EXPECT_EQ(outcome.ours.seconds.size(), 6u);
   Figure figure{.name = "f"};
-  fill(figure, outcome, [](double s) { return s * 1e3; }, [](double s) { return s * 1e3; });
+  fill(figure, outcome, times(1e3), times(1e3));
   EXPECT_DOUBLE_EQ(*figure.value, 500);
   EXPECT_DOUBLE_EQ(figure.peers.at(0).value, 1500);
   EXPECT_EQ(figure.peers.at(0).settings, "fast");
@@ -176,7 +176,7 @@ TEST(BenchContest, APeerThatFailsIsNotedOursMustNot) {
     const Contestant good{echoing("{\"seconds\": [1]}"), "1"}, bad{echoing(answer), "1"};
     const Outcome outcome = hold({.ours = good, .peers = {bad, good}, .limit = bad, .rounds = 2});
     Figure figure{.name = "f", .target = {Rule::limit_factor_at_most, 2}};
-    fill(figure, outcome, [](double s) { return s; }, [](double s) { return s; });
+    fill(figure, outcome, times(1), times(1));
     EXPECT_EQ(figure.peers.size(), 1u) << answer;
     EXPECT_TRUE(figure.note.find("no peer: ") == 0 && figure.note.find("no limit: ") != std::string::npos)
         << figure.note;
@@ -196,12 +196,12 @@ TEST(BenchContest, APeerWhoseAnswersLackANumberIsNoted) {
   const Contestant full{echoing("{\"seconds\": [1], \"bytes\": 7}"), "1"}, bare{echoing("{\"seconds\": [1]}"), "1"};
   Figure figure{.name = "f"};
   const auto bytes = [](const Answers& side) { return side.median("/bytes"); };
-  fill_by(figure, hold({.ours = full, .peers = {bare, full}, .rounds = 1}), bytes);
+  fill(figure, hold({.ours = full, .peers = {bare, full}, .rounds = 1}), bytes);
   EXPECT_EQ(*figure.value, 7);
   EXPECT_EQ(figure.peers.size(), 1u);
   EXPECT_EQ(figure.note, "no peer: shell answered without /bytes");
   const Outcome lacking = hold({.ours = bare, .rounds = 1});
-  EXPECT_THROW(fill_by(figure, lacking, bytes), Error);
+  EXPECT_THROW(fill(figure, lacking, bytes), Error);
 }
 
 TEST(BenchTeams, TheFastestOfEachTeamIsLeft) {

@@ -21,26 +21,23 @@ namespace {
 
 using namespace bench;
 
-std::vector<Benchmark> all_benchmarks() {
+std::vector<Benchmark> all_benchmarks(bool smoke) {
   std::vector<Benchmark> all;
-  for (const auto family :
-       {step_benchmarks, recompute_benchmarks, gemm_benchmarks, dispatch_benchmarks, dtensor_benchmarks, shm_benchmarks,
-        ranks_benchmarks, overlap_benchmarks, units_benchmarks, ghost_benchmarks, offload_benchmarks, save_benchmarks,
-        binding_benchmarks, program_benchmarks, gpu_benchmarks, loss_benchmarks})
-    for (Benchmark& row : family()) all.push_back(std::move(row));
+  for (const auto family : {step_benchmarks, call_benchmarks, ranks_benchmarks, overlap_benchmarks, units_benchmarks,
+                            state_benchmarks, gpu_benchmarks, loss_benchmarks})
+    for (Benchmark& row : family(smoke)) all.push_back(std::move(row));
   return all;
 }
 
 // Benchmarks of the first prefix, then of the second, each once. Without a prefix all, but for those of a GPU where
 // there is none.
-std::vector<Benchmark> matching(const std::vector<std::string>& prefixes) {
+std::vector<Benchmark> matching(const std::vector<std::string>& prefixes, bool smoke) {
+  std::vector<Benchmark> all = all_benchmarks(smoke), chosen;
   if (prefixes.empty()) {
     const bool has_gpu = cuda_library().backend && cuda_library().backend->num_devices() > 0;
-    std::vector<Benchmark> all = all_benchmarks();
     if (!has_gpu) std::erase_if(all, [](const Benchmark& row) { return row.name.starts_with("gpu."); });
     return all;
   }
-  std::vector<Benchmark> all = all_benchmarks(), chosen;
   std::vector<std::string> names;
   for (const Benchmark& row : all) names.push_back(row.name);
   for (const std::string& prefix : prefixes) {
@@ -58,7 +55,13 @@ Figure measured(const Benchmark& row, BenchRun& run) {
   const bool is_judged = !run.smoke() && !run.is_against();
   Figure figure{.name = row.name, .unit = row.unit, .target = is_judged ? row.target : Target{}};
   try {
-    row.measure(figure, run);
+    const Outcome outcome = row.outcome ? row.outcome(run) : Outcome();
+    if (row.value) fill(figure, outcome, row.value, row.limit);
+    for (const Benchmark::Reading& of : row.detail) {
+      if (of.value) figure.detail[of.key] = of.value(outcome.ours);
+      else figure.detail[of.key] = outcome.ours.answers.back().at(of.key);
+    }
+    if (row.more) row.more(figure, outcome, run);
   } catch (const std::exception& error) {
     figure.value.reset();
     figure.note = error.what();
@@ -81,7 +84,7 @@ void print_help(const ConfigTable& table) {
   fmt::print(
       "sherd bench [NAME-PREFIX ...] [flags]: measures figures, each beside its peer from the same run\n{}\nFigures:\n",
       table.help());
-  for (const Benchmark& row : all_benchmarks())
+  for (const Benchmark& row : all_benchmarks(false))
     fmt::print("  {:<28} {}{}{}\n", row.name, row.summary, row.target.rule == Rule::none ? "" : ": ",
                describe(row.target));
 }
@@ -120,7 +123,7 @@ int run_bench(std::span<const std::string_view> args) {
   }
   if (first_python == "venv") first_python = python_of_venv();
   if (first_python != "none") options.pythons.insert(options.pythons.begin(), first_python);
-  const std::vector<Benchmark> chosen = matching({line.words.begin(), line.words.end()});
+  const std::vector<Benchmark> chosen = matching({line.words.begin(), line.words.end()}, options.smoke);
 
   std::signal(SIGPIPE, SIG_IGN);  // a side that has ended is an Error with its last words
   BenchRun run(std::move(options));

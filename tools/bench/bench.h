@@ -1,7 +1,7 @@
 #pragma once
-// What `sherd bench` is made of. A family of figures is one file: rows of names and targets, and how one of them is
-// measured. Our side of every comparison runs in a process of its own (child.h); the other sides are the programs in
-// peers/ and the machine's limits.
+// What `sherd bench` is made of. A family of figures is one file of rows: names and targets, who is asked what, and
+// what is read out of the answers. Our side of every comparison runs in a process of its own (child.h); the other sides
+// are the programs in peers/ and the machine's limits.
 #include <functional>
 #include <map>
 #include <optional>
@@ -11,6 +11,7 @@
 
 #include "tools/bench/contest.h"
 #include "tools/bench/figure.h"
+#include "tools/bench/teams.h"
 
 namespace sherd::bench {
 
@@ -20,12 +21,24 @@ struct BenchOptions {
   bool smoke = false;                ///< tiny sizes, one round: shows that all sides run; figures mean nothing
 };
 
-/// A Python that has torch, and the environment in which that is fastest (peers/settings.py).
-struct TorchPeer {
-  std::string python, name;  ///< "torch 2.15.0"
-  std::vector<std::string> environment;
-  std::string settings;  ///< for people
-  std::string error;     ///< why it cannot be used; else empty
+/// A contest as data: the sides and their requests. In texts {FULL|SMOKE} is another word in a smoke run, which also
+/// has one round.
+struct ContestRow {
+  /// Our program in another way, as a peer of this name.
+  struct Other {
+    std::string name, words, request;
+    int ranks = 1;
+  };
+  std::string ours, request;  ///< the words of a child (child.h)
+  int ranks = 1;
+  std::string torch{};          ///< a script of peers/ and its words; empty: none
+  std::string torch_request{};  ///< empty: as ours
+  int torch_threads = 1;
+  std::vector<Variant> variants{};  ///< of each torch
+  std::vector<Other> others{};
+  std::string limit{};          ///< the words of a child, or "./PROGRAM" beside this one
+  std::string limit_request{};  ///< empty: as ours
+  int rounds = 3;
 };
 
 /// One call of the program: its options, and what several figures share.
@@ -38,11 +51,9 @@ class BenchRun {
   bool smoke() const { return options_.smoke; }
   /// Whether the only peer is another build: no target holds then.
   bool is_against() const { return !options_.against.empty(); }
-  /// What is asked for, or the least that works in a smoke run.
-  template <class T>
-  T sized(T full, T smoke) const {
-    return options_.smoke ? smoke : full;
-  }
+  /// A text without its {FULL|SMOKE}.
+  std::string sized(std::string_view text) const;
+  Contest contest_of(const ContestRow& row);
 
   /// peers/SCRIPT WORDS under each torch. Torches are asked and their settings measured on first use.
   std::vector<Contestant> torch_contestants(std::string_view script, const std::vector<std::string>& words,
@@ -66,41 +77,48 @@ class BenchRun {
   Sides& sides() { return sides_; }
 
  private:
-  const std::vector<TorchPeer>& torches();
+  const std::vector<Contestant>& torches();
   Contest opposed(Contest contest) const;
 
   BenchOptions options_;
-  std::vector<TorchPeer> torches_;
+  std::vector<Contestant> torches_;  ///< each Python with the environment in which its torch is fastest
   std::map<std::string, Outcome> outcomes_;
   std::map<std::string, std::vector<Outcome>> outcomes_apart_;
   Sides sides_;
 };
 
+/// A figure as data.
 struct Benchmark {
+  /// An entry of its detail; without a value the last answer's own `key`.
+  struct Reading {
+    std::string key;
+    Number value{};
+  };
   std::string name, summary;
   Unit unit;
   Target target{};
-  /// Fills value, peers, limit, detail and note of a figure that has this row's name, unit and target. What it throws
-  /// becomes the note of a figure that could not be measured.
-  std::function<void(Figure& figure, BenchRun& run)> measure{};
+  /// Asks the sides. What it throws becomes the note of a figure that could not be measured.
+  std::function<Outcome(BenchRun& run)> outcome{};
+  Number value{}, limit{};        ///< of each side that is ours or a peer; of the side that is the limit
+  std::vector<Reading> detail{};  ///< of our side
+  /// What the fields above do not say, once they have been filled.
+  std::function<void(Figure& figure, const Outcome& outcome, BenchRun& run)> more{};
 };
 
-std::vector<Benchmark> step_benchmarks();       // step.cpp
-std::vector<Benchmark> recompute_benchmarks();  // recompute.cpp
-std::vector<Benchmark> offload_benchmarks();    // offload.cpp
-std::vector<Benchmark> save_benchmarks();       // save.cpp
-std::vector<Benchmark> gemm_benchmarks();       // gemm.cpp
-std::vector<Benchmark> dispatch_benchmarks();   // dispatch.cpp
-std::vector<Benchmark> dtensor_benchmarks();    // dtensor.cpp
-std::vector<Benchmark> shm_benchmarks();        // shm.cpp
-std::vector<Benchmark> ranks_benchmarks();      // ranks.cpp
-std::vector<Benchmark> overlap_benchmarks();    // overlap.cpp
-std::vector<Benchmark> units_benchmarks();      // units.cpp
-std::vector<Benchmark> ghost_benchmarks();      // ghost.cpp
-std::vector<Benchmark> binding_benchmarks();    // binding.cpp
-std::vector<Benchmark> program_benchmarks();    // program.cpp
-std::vector<Benchmark> gpu_benchmarks();        // gpu.cpp
-std::vector<Benchmark> loss_benchmarks();       // loss.cpp
+/// The outcome of this contest alone, or with a key, in which texts are as in a ContestRow, of the one that all figures
+/// of the key read.
+std::function<Outcome(BenchRun&)> held(ContestRow row);
+std::function<Outcome(BenchRun&)> held(std::string key, ContestRow row);
+
+// The families, in sizes of a smoke run or full ones.
+std::vector<Benchmark> step_benchmarks(bool smoke);     // steps.cpp
+std::vector<Benchmark> ranks_benchmarks(bool smoke);    // ranks.cpp
+std::vector<Benchmark> call_benchmarks(bool smoke);     // calls.cpp
+std::vector<Benchmark> overlap_benchmarks(bool smoke);  // overlap.cpp
+std::vector<Benchmark> units_benchmarks(bool smoke);    // units.cpp
+std::vector<Benchmark> state_benchmarks(bool smoke);    // state.cpp
+std::vector<Benchmark> gpu_benchmarks(bool smoke);      // gpu.cpp
+std::vector<Benchmark> loss_benchmarks(bool smoke);     // loss.cpp
 
 /// Absolute: `path` is a program, or a build's folder with bin/sherd in it. Error if neither.
 std::string program_of_build(const std::string& path);
@@ -108,7 +126,7 @@ std::string program_of_build(const std::string& path);
 std::string python_of_venv();
 /// tools/bench/NAME of the source tree above this program or above the working directory; Error if there is none.
 std::string source_file(std::string_view name);
-/// A program that was built into this one's folder; Error naming it if it was not.
-std::string program_beside(std::string_view name);
+/// A program that was built into this one's folder as a contestant, whose error names it if it was not built.
+Contestant contestant_beside(std::string_view name, std::string request, const std::vector<std::string>& before = {});
 
 }  // namespace sherd::bench

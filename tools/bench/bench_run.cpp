@@ -1,11 +1,13 @@
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
+#include <sstream>
 
 #include <unistd.h>
 
 #include "runtime/tensor/error.h"
 #include "tools/bench/bench.h"
-#include "tools/bench/teams.h"
+#include "tools/bench/child.h"
 #include "tools/cli/program.h"
 
 namespace sherd::bench {
@@ -13,23 +15,72 @@ namespace sherd::bench {
 namespace {
 
 // Asks the interpreter for its torch and the best settings for it: peers/settings.py.
-TorchPeer find_torch(const std::string& python) {
-  TorchPeer peer;
-  peer.python = python;
+Contestant find_torch(const std::string& python) {
+  Contestant torch{{{python}, {}}, ""};
   try {
     check(python != python_of_venv() || std::filesystem::exists(python),
           "there is no {}; tools/setup --python makes that environment, --python names another", python);
     const Side side(SideCommand{{python, source_file("peers/settings.py")}, {}});
     const nlohmann::json& found = side.greeting();
-    peer.name = found.at("peer").get<std::string>();
-    peer.settings = found.at("settings").get<std::string>();
+    torch.settings = found.at("settings").get<std::string>();
     for (const auto& [name, value] : found.at("environment").items())
-      peer.environment.push_back(fmt::format("{}={}", name, value.get<std::string>()));
-  } catch (const std::exception& error) { peer.error = error.what(); }
-  return peer;
+      torch.command.environment.push_back(fmt::format("{}={}", name, value.get<std::string>()));
+  } catch (const std::exception& error) { torch.error = error.what(); }
+  return torch;
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::istringstream words(text);
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
+SideCommand child_of(const std::string& text, int ranks) {
+  std::vector<std::string> words = split(text);
+  const std::string name = words.at(0);
+  words.erase(words.begin());
+  return child(name, std::move(words), ranks);
 }
 
 }  // namespace
+
+std::function<Outcome(BenchRun&)> held(ContestRow row) {
+  return [row = std::move(row)](BenchRun& run) { return run.hold(run.contest_of(row)); };
+}
+
+std::function<Outcome(BenchRun&)> held(std::string key, ContestRow row) {
+  return [key = std::move(key), row = std::move(row)](BenchRun& run) {
+    return run.shared(run.sized(key), [&] { return run.contest_of(row); });
+  };
+}
+
+std::string BenchRun::sized(std::string_view text) const {
+  std::string result(text);
+  for (std::size_t at; (at = result.find('{')) != std::string::npos;) {
+    const std::size_t bar = result.find('|', at), end = result.find('}', at);
+    result.replace(at, end + 1 - at,
+                   smoke() ? result.substr(bar + 1, end - bar - 1) : result.substr(at + 1, bar - at - 1));
+  }
+  return result;
+}
+
+Contest BenchRun::contest_of(const ContestRow& row) {
+  const std::string request = sized(row.request);
+  const auto or_ours = [&](const std::string& text) { return text.empty() ? request : sized(text); };
+  Contest contest{.ours = {child_of(sized(row.ours), row.ranks), request}, .rounds = smoke() ? 1 : row.rounds};
+  if (!row.torch.empty()) {
+    std::vector<std::string> words = split(sized(row.torch));
+    const std::string script = words.at(0);
+    words.erase(words.begin());
+    contest.peers = torch_contestants(script, words, or_ours(row.torch_request), row.torch_threads);
+  }
+  if (!row.variants.empty()) contest.peers = in_variants(contest.peers, row.variants);
+  for (const ContestRow::Other& other : row.others)
+    contest.peers.push_back(
+        {.command = child_of(sized(other.words), other.ranks), .request = or_ours(other.request), .name = other.name});
+  if (row.limit.starts_with("./")) contest.limit = contestant_beside(row.limit.substr(2), request);
+  else if (!row.limit.empty()) contest.limit = {child_of(sized(row.limit), 1), or_ours(row.limit_request)};
+  return contest;
+}
 
 std::string python_of_venv() {
   const char* named = std::getenv("SHERD_VENV");
@@ -49,10 +100,12 @@ std::string source_file(std::string_view name) {
        starts[1].string());
 }
 
-std::string program_beside(std::string_view name) {
+Contestant contestant_beside(std::string_view name, std::string request, const std::vector<std::string>& before) {
   const auto file = sibling_program(name);
-  check(std::filesystem::exists(file), "{} is not built", file.string());
-  return file;
+  Contestant result{{before, {}}, std::move(request)};
+  if (std::filesystem::exists(file)) result.command.words.push_back(file.string());
+  else result.error = fmt::format("{} is not built", file.string());
+  return result;
 }
 
 std::string program_of_build(const std::string& path) {
@@ -96,7 +149,7 @@ Contest BenchRun::opposed(Contest contest) const {
   return contest;
 }
 
-const std::vector<TorchPeer>& BenchRun::torches() {
+const std::vector<Contestant>& BenchRun::torches() {
   if (torches_.empty())
     for (const std::string& python : options_.pythons) torches_.push_back(find_torch(python));
   return torches_;
@@ -104,13 +157,12 @@ const std::vector<TorchPeer>& BenchRun::torches() {
 
 std::vector<Contestant> BenchRun::torch_contestants(std::string_view script, const std::vector<std::string>& words,
                                                     const std::string& request, int threads) {
-  std::vector<Contestant> result;
-  for (const TorchPeer& torch : torches()) {
-    Contestant contestant{{{torch.python}, torch.environment}, request, torch.settings, torch.error};
-    if (torch.error.empty()) contestant.command.words.push_back(source_file(fmt::format("peers/{}", script)));
-    contestant.command.words.insert(contestant.command.words.end(), words.begin(), words.end());
-    contestant.command.environment.push_back(fmt::format("OMP_NUM_THREADS={}", threads));
-    result.push_back(std::move(contestant));
+  std::vector<Contestant> result = torches();
+  for (Contestant& torch : result) {
+    torch.request = request;
+    if (torch.error.empty()) torch.command.words.push_back(source_file(fmt::format("peers/{}", script)));
+    torch.command.words.insert(torch.command.words.end(), words.begin(), words.end());
+    torch.command.environment.push_back(fmt::format("OMP_NUM_THREADS={}", threads));
   }
   return result;
 }

@@ -161,22 +161,26 @@ void note_missing(Figure& figure, const Outcome& outcome) {
   if (outcome.limit && !outcome.limit->ok()) add_note(figure, "no limit: " + outcome.limit->error);
 }
 
-void fill_by(Figure& figure, const Outcome& outcome, const std::function<double(const Answers&)>& value_of) {
+Number times(double factor, const char* field) {
+  return [=](const Answers& side) { return factor * side.median(field); };
+}
+
+Number rate(double work) {
+  return [=](const Answers& side) { return work / side.median(); };
+}
+
+void fill(Figure& figure, const Outcome& outcome, const Number& value, const Number& limit) {
   check(outcome.ours.ok(), "{}", outcome.ours.error);
-  figure.value = value_of(outcome.ours);
+  figure.value = value(outcome.ours);
   figure.device = outcome.ours.device;
   for (const Answers& peer : outcome.peers) {
     if (!peer.ok()) continue;
     try {
-      figure.peers.push_back({peer.name, value_of(peer), peer.settings});
+      figure.peers.push_back({peer.name, value(peer), peer.settings});
     } catch (const std::exception& error) { add_note(figure, fmt::format("no peer: {}", error.what())); }
   }
   note_missing(figure, outcome);
-}
-
-void fill(Figure& figure, const Outcome& outcome, const Seconds& to_value, const Seconds& to_limit) {
-  fill_by(figure, outcome, [&](const Answers& side) { return to_value(side.median()); });
-  if (to_limit && outcome.limit && outcome.limit->ok()) figure.limit = to_limit(outcome.limit->median());
+  if (limit && outcome.limit && outcome.limit->ok()) figure.limit = limit(*outcome.limit);
 }
 
 }  // namespace sherd::bench

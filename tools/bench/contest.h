@@ -62,12 +62,16 @@ Outcome hold(const Contest& contest, Sides& sides);
 /// is asked for each of them. Where our side fails its answers keep the error, and that contest ends.
 std::vector<Outcome> hold_apart(const std::vector<Contest>& contests);
 
-using Seconds = std::function<double(double seconds)>;
-/// The medians of an outcome as a figure's value, peers and limit, converted from seconds, and its device; why a peer
-/// is missing goes into the note. Error if our side failed.
-void fill(Figure& figure, const Outcome& outcome, const Seconds& to_value, const Seconds& to_limit = {});
-/// The same for any number: `value_of` reads it out of what a side has answered; a peer for which that throws is noted.
-void fill_by(Figure& figure, const Outcome& outcome, const std::function<double(const Answers&)>& value_of);
+/// A number that is read out of what a side has answered.
+using Number = std::function<double(const Answers& side)>;
+/// `factor` times the median of a field.
+Number times(double factor, const char* field = "/seconds");
+/// `work` per median second.
+Number rate(double work);
+
+/// The values of an outcome's sides as a figure's value, peers and limit, and its device; why a peer is missing, or its
+/// value throws, goes into the note. Error if our side failed.
+void fill(Figure& figure, const Outcome& outcome, const Number& value, const Number& limit = {});
 /// "no peer: why" for each that failed.
 void note_missing(Figure& figure, const Outcome& outcome);
 void add_note(Figure& figure, const std::string& text);

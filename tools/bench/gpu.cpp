@@ -5,8 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "runtime/tensor/error.h"
 #include "tools/bench/bench.h"
-#include "tools/bench/child.h"
 #include "tools/bench/gpu_ops.h"
 #include "tools/bench/models.h"
 
@@ -18,41 +18,37 @@ constexpr std::chrono::seconds kOpPatience{60}, kStepPatience{330};  // torch.co
 
 // Takes the program that SHERD_GPU_LIMITS names, the same on the emulated GPU, as SHERD_CUDA_LIB names a library.
 Contestant limit_of(const std::string& request) {
-  Contestant result{{}, request};
-  try {
-    const char* other = std::getenv("SHERD_GPU_LIMITS");
-    result.command.words = {other ? other : program_beside("bench_gpu_limits")};
-  } catch (const std::exception& error) { result.error = error.what(); }
-  return result;
+  if (const char* other = std::getenv("SHERD_GPU_LIMITS")) return {{{other}, {}}, request};
+  return contestant_beside("bench_gpu_limits", request);
 }
 
-std::vector<std::string> small_flag(const BenchRun& run) {
-  return run.smoke() ? std::vector<std::string>{"--small", "true"} : std::vector<std::string>{};
+// A call of the child, beside the same of each torch and what the card allows. Sides stay for the calls to come.
+std::function<Outcome(BenchRun&)> called(const std::string& request, const std::string& limit) {
+  return [=](BenchRun& run) {
+    const std::string asked = run.sized(request);
+    Contest contest = run.contest_of({.ours = "gpu_op{| --small true}", .request = request, .rounds = 5});
+    contest.peers = run.gpu_torch_contestants(
+        "gpu_ops.py", run.smoke() ? std::vector<std::string>{"small"} : std::vector<std::string>{}, asked);
+    if (!limit.empty()) contest.limit = limit_of(run.sized(limit));
+    contest.patience = kOpPatience;
+    return run.hold(contest, run.sides());
+  };
 }
 
 // Bandwidth-bound calls against the copy of as many bytes; attention against PyTorch's own library call.
 Benchmark op_benchmark(const GpuOp& o) {
-  Benchmark row;
-  row.name = fmt::format("gpu.{}", o.name);
-  row.summary = fmt::format("{}{}", o.summary, o.bytes > 0 ? "; limit: a copy of the bytes" : "");
-  row.unit = {"us"};
-  if (o.bytes > 0) row.target = {Rule::limit_factor_at_most, 1 / 0.85};
-  row.measure = [&o](Figure& figure, BenchRun& run) {
-    const std::string calls = std::to_string(run.sized(50, 2)), request = fmt::format("{} {}", o.name, calls);
-    std::vector<std::string> words;
-    if (run.smoke()) words.push_back("small");
-    Contest contest{.ours = {child("gpu_op", small_flag(run)), request},
-                    .peers = run.gpu_torch_contestants("gpu_ops.py", words, request),
-                    .rounds = run.sized(5, 1),
-                    .patience = kOpPatience};
-    if (o.bytes > 0) contest.limit = limit_of(fmt::format("copy {:.0f} {}", run.sized(o.bytes, 4096.0), calls));
-    const Outcome outcome = run.hold(contest, run.sides());
-    const auto to_us = [](double seconds) { return seconds * 1e6; };
-    fill(figure, outcome, to_us, to_us);
-    figure.detail["how"] = outcome.ours.answers.back().at("how");
-    if (o.bytes > 0) figure.detail["terabytes_per_second"] = o.bytes / outcome.ours.median() / 1e12;
-    if (o.flops > 0) figure.detail["teraflops"] = o.flops / outcome.ours.median() / 1e12;
-  };
+  const bool is_bound = o.bytes > 0;
+  Benchmark row{.name = fmt::format("gpu.{}", o.name),
+                .summary = fmt::format("{}{}", o.summary, is_bound ? "; limit: a copy of the bytes" : ""),
+                .unit = {"us"},
+                .target = is_bound ? Target{Rule::limit_factor_at_most, 1 / 0.85} : Target{},
+                .outcome = called(fmt::format("{} {{50|2}}", o.name),
+                                  is_bound ? fmt::format("copy {{{:.0f} 50|4096 2}}", o.bytes) : ""),
+                .value = times(1e6),
+                .limit = times(1e6),
+                .detail = {{"how"}}};
+  if (is_bound) row.detail.push_back({"terabytes_per_second", rate(o.bytes / 1e12)});
+  if (o.flops > 0) row.detail.push_back({"teraflops", rate(o.flops / 1e12)});
   return row;
 }
 
@@ -69,35 +65,26 @@ constexpr Product kProducts[] = {
     {"square", "NN", 8192, 8192, 8192},
 };
 
-Benchmark product_benchmark(const Product& p) {
-  Benchmark row;
-  row.name = fmt::format("gpu.gemm.{}", p.name);
-  row.summary = fmt::format("bf16 {} {}x{}x{}; limit: cuBLASLt's best of 16 algorithms", p.kind, p.m, p.n, p.k);
-  row.unit = {"us"};
-  row.target = {Rule::limit_factor_at_most, 1 / 0.97};
-  row.measure = [p](Figure& figure, BenchRun& run) {
-    const int m = run.sized(p.m, 32), n = run.sized(p.n, 16), k = run.sized(p.k, 16);
-    const std::string request = fmt::format("matmul {} {} {} {} {}", p.kind, m, n, k, run.sized(30, 2));
-    const Contest contest{.ours = {child("gpu_op", small_flag(run)), request},
-                          .peers = run.gpu_torch_contestants("gpu_ops.py", {}, request),
-                          .limit = limit_of(request),
-                          .rounds = run.sized(5, 1),
-                          .patience = kOpPatience};
-    const Outcome outcome = run.hold(contest, run.sides());
-    const auto to_us = [](double seconds) { return seconds * 1e6; };
-    fill(figure, outcome, to_us, to_us);
-    figure.detail["teraflops"] = 2e-12 * m * n * k / outcome.ours.median();
-  };
-  return row;
+Benchmark product_benchmark(const Product& p, bool smoke) {
+  const double teraflops = smoke ? 2e-12 * 32 * 16 * 16 : 2e-12 * p.m * p.n * p.k;
+  const std::string request = fmt::format("matmul {} {{{} {} {} 30|32 16 16 2}}", p.kind, p.m, p.n, p.k);
+  return {.name = fmt::format("gpu.gemm.{}", p.name),
+          .summary = fmt::format("bf16 {} {}x{}x{}; limit: cuBLASLt's best of 16 algorithms", p.kind, p.m, p.n, p.k),
+          .unit = {"us"},
+          .target = {Rule::limit_factor_at_most, 1 / 0.97},
+          .outcome = called(request, request),
+          .value = times(1e6),
+          .limit = times(1e6),
+          .detail = {{"teraflops", rate(teraflops)}}};
 }
 
 // Each side trains one model and is asked for steps in one way, then in another. Sides take turns on an empty card:
 // two trainings of llama1b fit beside each other on few.
 struct StepModel {
-  const char *name, *smoke;
+  const char* name;
   const char* compile_mode;  ///< of torch.compile
 };
-constexpr StepModel kLlama{"llama1b", "tiny_llama", "default"}, kGpt{"gpt124m", "tiny", "reduce-overhead"};
+constexpr StepModel kLlama{"llama1b", "default"}, kGpt{"gpt124m", "reduce-overhead"};
 
 enum class How : std::uint8_t { captured, eager };  ///< of the peer: compiled, eager
 constexpr std::size_t kHows = 2;
@@ -119,16 +106,20 @@ constexpr Steps kSteps[] = {
 
 // What all figures of a model read: ours captured beside each torch compiled and eager, then ours eager.
 std::vector<Contest> step_contests(const StepModel& m, BenchRun& run) {
-  const std::string model = run.sized<std::string>(m.name, m.smoke), steps = run.sized("6", "1");
-  const SideCommand ours = child("step", {"--model", model, "--dtype", "bf16", "--device", "cuda"});
-  Contest captured{.ours = {ours, steps}, .rounds = run.sized(5, 1), .patience = kStepPatience};
+  const std::string model(sized_model(m.name, run.smoke()).name), steps = run.sized("{6|1}");
+  Contest captured = run.contest_of(
+      {.ours = fmt::format("step --model {} --dtype bf16 --device cuda", model), .request = steps, .rounds = 5});
+  captured.patience = kStepPatience;
   const auto compiled = run.gpu_torch_contestants("gpu_step.py", {model}, fmt::format("{} {}", m.compile_mode, steps));
   const auto eager = run.gpu_torch_contestants("gpu_step.py", {model}, fmt::format("eager {}", steps));
   for (std::size_t i = 0; i < compiled.size(); ++i) {
     captured.peers.push_back(compiled[i]);
     captured.peers.push_back(eager[i]);
   }
-  return {captured, {.ours = {ours, "eager " + steps}, .rounds = captured.rounds, .patience = kStepPatience}};
+  Contest uncaptured = captured;
+  uncaptured.ours.request = "eager " + steps;
+  uncaptured.peers.clear();
+  return {captured, uncaptured};
 }
 
 // Picks the answers of a figure: ours of one way, the torches' of another.
@@ -142,53 +133,47 @@ Outcome step_outcome(const Steps& s, BenchRun& run) {
   return outcome;
 }
 
-Benchmark step_benchmark(const Steps& s) {
-  Benchmark row;
-  row.name = s.figure;
-  row.summary = fmt::format(
-      "training step of {}, {}, all bf16 but f32 masters and reductions on both sides; peer: torch, {}", s.model.name,
-      s.ours == How::captured ? "captured" : "eager", s.peer == How::captured ? s.model.compile_mode : "eager");
-  row.unit = {"tokens/s", Better::higher, 0};
-  if (s.ratio > 0) row.target = {Rule::ratio_at_least, s.ratio};
-  row.measure = [s](Figure& figure, BenchRun& run) {
-    const Outcome outcome = step_outcome(s, run);
-    const BenchModel& model = bench_model(run.sized<std::string>(s.model.name, s.model.smoke));
-    const auto tokens = static_cast<double>(model.tokens_per_step());
-    fill(figure, outcome, [&](double seconds) { return tokens / seconds; });
-    figure.detail["step_ms"] = outcome.ours.median() * 1e3;
-    figure.detail["how"] = outcome.ours.answers.back().at("how");
-    figure.detail["teraflops"] = model.step_flops() / outcome.ours.median() / 1e12;
-    figure.detail["peak_bytes"] = outcome.ours.median("/device_peak_bytes");
-    figure.detail["loss"] = outcome.ours.answers.back().at("loss");
-    for (const Answers& peer : outcome.peers)
-      if (peer.ok()) figure.detail["peer_peak_bytes"] = peer.median("/device_peak_bytes");
-  };
-  return row;
-}
-
-Benchmark copy_benchmark() {
-  Benchmark row;
-  row.name = "gpu.copy";
-  row.summary = "copy within the device, 1 GB, read and written";
-  row.unit = {"TB/s", Better::higher, 2};
-  row.measure = [](Figure& figure, BenchRun& run) {
-    const double bytes = run.sized(2e9, 4096.0);
-    const Contest contest{.ours = limit_of(fmt::format("copy {:.0f} {}", bytes, run.sized(20, 2))),
-                          .rounds = run.sized(5, 1)};
-    if (!contest.ours.error.empty()) throw Error(contest.ours.error);
-    const Outcome outcome = run.hold(contest, run.sides());
-    fill(figure, outcome, [&](double seconds) { return bytes / seconds / 1e12; });
-  };
-  return row;
+Benchmark step_benchmark(const Steps& s, bool smoke) {
+  const BenchModel& model = sized_model(s.model.name, smoke);
+  return {.name = s.figure,
+          .summary = fmt::format(
+              "training step of {}, {}, all bf16 but f32 masters and reductions on both sides; peer: torch, {}",
+              s.model.name, s.ours == How::captured ? "captured" : "eager",
+              s.peer == How::captured ? s.model.compile_mode : "eager"),
+          .unit = {"tokens/s", Better::higher, 0},
+          .target = s.ratio > 0 ? Target{Rule::ratio_at_least, s.ratio} : Target{},
+          .outcome = [s](BenchRun& run) { return step_outcome(s, run); },
+          .value = rate(static_cast<double>(model.tokens_per_step())),
+          .detail = {{"step_ms", times(1e3)},
+                     {"how"},
+                     {"teraflops", rate(model.step_flops() / 1e12)},
+                     {"peak_bytes", times(1, "/device_peak_bytes")},
+                     {"loss"}},
+          .more =
+              [](Figure& figure, const Outcome& outcome, BenchRun&) {
+                for (const Answers& peer : outcome.peers)
+                  if (peer.ok()) figure.detail["peer_peak_bytes"] = peer.median("/device_peak_bytes");
+              }};
 }
 
 }  // namespace
 
-std::vector<Benchmark> gpu_benchmarks() {
-  std::vector<Benchmark> rows{copy_benchmark()};
-  for (const Product& p : kProducts) rows.push_back(product_benchmark(p));
+std::vector<Benchmark> gpu_benchmarks(bool smoke) {
+  const double bytes = smoke ? 4096 : 2e9;
+  std::vector<Benchmark> rows{{.name = "gpu.copy",
+                               .summary = "copy within the device, 1 GB, read and written",
+                               .unit = {"TB/s", Better::higher, 2},
+                               .outcome =
+                                   [](BenchRun& run) {
+                                     const Contest contest{.ours = limit_of(run.sized("copy {2000000000 20|4096 2}")),
+                                                           .rounds = run.smoke() ? 1 : 5};
+                                     check(contest.ours.error.empty(), "{}", contest.ours.error);
+                                     return run.hold(contest, run.sides());
+                                   },
+                               .value = rate(bytes / 1e12)}};
+  for (const Product& p : kProducts) rows.push_back(product_benchmark(p, smoke));
   for (const GpuOp& o : gpu_ops()) rows.push_back(op_benchmark(o));
-  for (const Steps& s : kSteps) rows.push_back(step_benchmark(s));
+  for (const Steps& s : kSteps) rows.push_back(step_benchmark(s, smoke));
   return rows;
 }
 

@@ -1,5 +1,5 @@
 // loss.*, gpu.loss.*: does training go where PyTorch's goes? Both start from the same weights and see the same batches
-// (loss_child.cpp writes them to a file); the figure is how far the losses of all steps lie apart, on average and as a
+// (step_works.cpp writes them to a file); the figure is how far the losses of all steps lie apart, on average and as a
 // share. Of f32 that is rounding. Of bf16 the limit is what bf16 does to PyTorch itself: how far its bf16 losses lie
 // from its own f32 ones; two that are both that good lie at most twice as far from each other. loss.mini.f16 asks our
 // side alone: f16 with a loss scale must end where bf16 does.
@@ -12,13 +12,14 @@
 #include "runtime/tensor/error.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/child.h"
+#include "tools/bench/models.h"
 
 namespace sherd::bench {
 
 namespace {
 
 struct LossCase {
-  const char *figure, *model, *smoke, *dtype, *device;
+  const char *figure, *model, *dtype, *device;
   int steps;
   Target target;
 };
@@ -26,10 +27,10 @@ constexpr double kMillion = 1e6;
 constexpr int kF16Steps = 300, kF16LastSteps = 20;
 // Steps of llama1b take PyTorch some 3 s in f32.
 const LossCase kCases[] = {
-    {"loss.mini.f32", "mini", "tiny", "f32", "cpu", 100, {Rule::value_at_most, 100}},
-    {"loss.llama.f32", "tiny_llama", "tiny_llama", "f32", "cpu", 100, {Rule::value_at_most, 100}},
-    {"gpu.loss.gpt124m", "gpt124m", "tiny", "bf16", "cuda", 100, {Rule::limit_factor_at_most, 2}},
-    {"gpu.loss.llama1b", "llama1b", "tiny_llama", "bf16", "cuda", 50, {Rule::limit_factor_at_most, 2}},
+    {"loss.mini.f32", "mini", "f32", "cpu", 100, {Rule::value_at_most, 100}},
+    {"loss.llama.f32", "tiny_llama", "f32", "cpu", 100, {Rule::value_at_most, 100}},
+    {"gpu.loss.gpt124m", "gpt124m", "bf16", "cuda", 100, {Rule::limit_factor_at_most, 2}},
+    {"gpu.loss.llama1b", "llama1b", "bf16", "cuda", 50, {Rule::limit_factor_at_most, 2}},
 };
 
 // Where both sides find the start; a large model's has gigabytes.
@@ -75,15 +76,19 @@ Distance distance(const std::vector<double>& a, const std::vector<double>& b) {
   return d;
 }
 
+std::string model_of(const LossCase& c, const BenchRun& run) {
+  return std::string(sized_model(c.model, run.smoke()).name);
+}
+
 Contestant ours(const LossCase& c, const char* dtype, const Folder& folder, const BenchRun& run) {
-  return {child("loss", {"--model", run.sized<std::string>(c.model, c.smoke), "--dtype", dtype, "--device", c.device,
-                         "--steps", std::to_string(run.sized(c.steps, 4)), "--folder", folder.path()}),
+  return {child("loss", {"--model", model_of(c, run), "--dtype", dtype, "--device", c.device, "--steps",
+                         std::to_string(run.smoke() ? 4 : c.steps), "--folder", folder.path()}),
           "all"};
 }
 
 Contestant peer(const LossCase& c, const char* dtype, const Folder& folder, BenchRun& run) {
   if (const auto other = run.other_build(ours(c, dtype, folder, run))) return *other;
-  const std::vector<std::string> words = {run.sized<std::string>(c.model, c.smoke), dtype, folder.path()};
+  const std::vector<std::string> words = {model_of(c, run), dtype, folder.path()};
   const bool on_gpu = std::string_view(c.device) != "cpu";
   const auto torches =
       on_gpu ? run.gpu_torch_contestants("loss.py", words, "all") : run.torch_contestants("loss.py", words, "all");
@@ -93,7 +98,7 @@ Contestant peer(const LossCase& c, const char* dtype, const Folder& folder, Benc
 
 void measure(Figure& figure, const LossCase& c, BenchRun& run) {
   const Folder folder;
-  const int steps = run.sized(c.steps, 4);
+  const int steps = run.smoke() ? 4 : c.steps;
   const Answers sherd = answers_of(ours(c, c.dtype, folder, run));
   const std::vector<double> losses = losses_of(sherd, steps);
   const Answers other = answers_of(peer(c, c.dtype, folder, run));
@@ -111,14 +116,14 @@ void measure(Figure& figure, const LossCase& c, BenchRun& run) {
 }
 
 // From the same start on the same batches; the other build, if there is one, in the place of bf16.
-void measure_f16(Figure& figure, BenchRun& run) {
+void measure_f16(Figure& figure, const Outcome&, BenchRun& run) {
   const Folder folder;
-  const int steps = run.sized(kF16Steps, 4), last = run.sized(kF16LastSteps, 2);
+  const int steps = run.smoke() ? 4 : kF16Steps, last = run.smoke() ? 2 : kF16LastSteps;
   const auto end_of = [&](const Contestant& side) {
     const std::vector<double> losses = losses_of(answers_of(side), steps);
     return std::accumulate(losses.end() - last, losses.end(), 0.0) / last;
   };
-  const LossCase c{"", "mini", "tiny", "f16", "cpu", kF16Steps, {}};
+  const LossCase c{"", "mini", "f16", "cpu", kF16Steps, {}};
   const auto other = run.other_build(ours(c, "f16", folder, run));
   const double f16 = end_of(ours(c, "f16", folder, run)), bf16 = end_of(other ? *other : ours(c, "bf16", folder, run));
   figure.value = std::abs(f16 - bf16);
@@ -128,19 +133,16 @@ void measure_f16(Figure& figure, BenchRun& run) {
 
 }  // namespace
 
-std::vector<Benchmark> loss_benchmarks() {
+std::vector<Benchmark> loss_benchmarks(bool) {
   std::vector<Benchmark> rows;
-  for (const LossCase& c : kCases) {
-    Benchmark row;
-    row.name = c.figure;
-    row.summary =
-        fmt::format("{} steps of {} in {}: mean distance of the losses from PyTorch's{}", c.steps, c.model, c.dtype,
-                    c.target.rule == Rule::limit_factor_at_most ? "; limit: its bf16 from its f32" : "");
-    row.unit = {"ppm"};
-    row.target = c.target;
-    row.measure = [&c](Figure& figure, BenchRun& run) { measure(figure, c, run); };
-    rows.push_back(std::move(row));
-  }
+  for (const LossCase& c : kCases)
+    rows.push_back({.name = c.figure,
+                    .summary = fmt::format(
+                        "{} steps of {} in {}: mean distance of the losses from PyTorch's{}", c.steps, c.model, c.dtype,
+                        c.target.rule == Rule::limit_factor_at_most ? "; limit: its bf16 from its f32" : ""),
+                    .unit = {"ppm"},
+                    .target = c.target,
+                    .more = [&c](Figure& figure, const Outcome&, BenchRun& run) { measure(figure, c, run); }});
   rows.push_back(
       {.name = "loss.mini.f16",
        .summary = fmt::format("{} steps of mini in f16 with a loss scale: distance of the mean of the last {} "
@@ -148,7 +150,7 @@ std::vector<Benchmark> loss_benchmarks() {
                               kF16Steps, kF16LastSteps),
        .unit = {"nats", Better::lower, 4},
        .target = {Rule::value_at_most, 0.02},
-       .measure = measure_f16});
+       .more = measure_f16});
   return rows;
 }
 

@@ -50,6 +50,11 @@ const BenchModel& bench_model(std::string_view name) {
   fail("there is no benchmark model \"{}\"{}", name, did_you_mean(name, names));
 }
 
+const BenchModel& sized_model(std::string_view name, bool smoke) {
+  const BenchModel& full = bench_model(name);
+  return !smoke ? full : bench_model(full.is_llama() ? "tiny_llama" : "tiny");
+}
+
 TrainConfig::Model model_section(const BenchModel& m) {
   TrainConfig::Model section;
   section.style = m.is_llama() ? "llama" : "gpt2";

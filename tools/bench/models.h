@@ -27,6 +27,8 @@ struct BenchModel {
 
 /// Error naming the nearest of those in models.cpp.
 const BenchModel& bench_model(std::string_view name);
+/// The tiny one of its kind in a smoke run.
+const BenchModel& sized_model(std::string_view name, bool smoke);
 /// It as the [model] of a training run.
 TrainConfig::Model model_section(const BenchModel& model);
 /// On the meta device.

@@ -12,7 +12,6 @@
 
 #include "runtime/tensor/error.h"
 #include "tools/bench/bench.h"
-#include "tools/bench/child.h"
 #include "tools/bench/models.h"
 
 namespace sherd::bench {
@@ -35,24 +34,15 @@ struct Pace {
 
 // Steps with communication of half their computing. How long that is, steps without a link tell first. Where the
 // machine has become faster or slower since, the steps themselves do.
-std::pair<Outcome, Pace> at_half_of_compute(BenchRun& run, const std::string& captured, bool prefetch) {
+std::pair<Outcome, Pace> at_half_of_compute(BenchRun& run, bool captured, bool prefetch) {
   constexpr int kTries = 4;
   constexpr double kAlike = 0.05;
-  const std::string model(run.sized<std::string_view>(kModel, "tiny"));
-  const auto side = [&](const std::string& link) {
-    return Contestant{
-        child("step",
-              {"--model", model, "--link", link, "--prefetch", prefetch ? "true" : "false", "--captured", captured},
-              kRanks),
-        "4"};
-  };
-  const Outcome& free = run.shared("overlap pace " + captured, [&] {
-    return Contest{.ours = {child("step", {"--model", model, "--captured", captured}, kRanks), "4"},
-                   .rounds = run.sized(2, 1)};
-  });
+  const std::string words = fmt::format("step --model {{blocks16|tiny}} --captured {}", captured);
+  const Outcome free = held(words, {.ours = words, .request = "4", .ranks = kRanks, .rounds = 2})(run);
   Pace pace(free.ours);
-  for (int tries = run.sized(kTries, 1);; --tries) {
-    Outcome outcome = run.hold({.ours = side(fmt::format("{},0", pace.bytes_per_second())), .rounds = run.sized(5, 1)});
+  for (int tries = run.smoke() ? 1 : kTries;; --tries) {
+    const std::string link = fmt::format(" --link {},0 --prefetch {}", pace.bytes_per_second(), prefetch);
+    Outcome outcome = held({.ours = words + link, .request = "4", .ranks = kRanks, .rounds = 5})(run);
     const Pace now(outcome.ours);
     const double change = now.compute_seconds / pace.compute_seconds - 1;
     if (tries == 1 || std::abs(change) <= kAlike) return {std::move(outcome), pace};
@@ -68,25 +58,24 @@ void add_times(Figure& figure, const Answers& ours) {
   figure.detail["step_ms"] = ours.median() * 1e3;
 }
 
-Benchmark overlap_benchmark(const std::string& name, bool captured, bool prefetch, Target target) {
-  Benchmark row;
-  row.name = "overlap." + name;
-  row.summary =
-      "exposed share of transfers, 16 blocks on 2 ranks, a link that takes half of the compute time; limit: floor";
-  row.unit = {"% exposed", Better::lower, 1};
-  row.target = target;
-  row.measure = [flag = std::string(captured ? "true" : "false"), prefetch](Figure& figure, BenchRun& run) {
-    const auto [outcome, pace] = at_half_of_compute(run, flag, prefetch);
-    const double comm_seconds = pace.comm_seconds();
-    const auto units = static_cast<double>(bench_model(run.sized<std::string_view>(kModel, "tiny")).layers);
-    fill_by(figure, outcome, [&](const Answers& side) { return 100 * exposed_transfer(side) / comm_seconds; });
-    figure.limit = 100 * 2 / (3 * units - 1);
-    add_times(figure, outcome.ours);
-    figure.detail["compute_ms"] = 1e3 * pace.compute_seconds;
-    figure.detail["communication_ms"] = 1e3 * comm_seconds;
-    figure.detail["link_megabytes_per_second"] = pace.bytes_per_second() / 1e6;
-  };
-  return row;
+Benchmark overlap_benchmark(const std::string& name, bool captured, bool prefetch, bool smoke, Target target) {
+  const double units = static_cast<double>(sized_model(kModel, smoke).layers);
+  return {.name = "overlap." + name,
+          .summary =
+              "exposed share of transfers, 16 blocks on 2 ranks, a link that takes half of the compute time; "
+              "limit: floor",
+          .unit = {"% exposed", Better::lower, 1},
+          .target = target,
+          .more = [=](Figure& figure, const Outcome&, BenchRun& run) {
+            const auto [outcome, pace] = at_half_of_compute(run, captured, prefetch);
+            const double comm_seconds = pace.comm_seconds();
+            fill(figure, outcome, [&](const Answers& side) { return 100 * exposed_transfer(side) / comm_seconds; });
+            figure.limit = 100 * 2 / (3 * units - 1);
+            add_times(figure, outcome.ours);
+            figure.detail["compute_ms"] = 1e3 * pace.compute_seconds;
+            figure.detail["communication_ms"] = 1e3 * comm_seconds;
+            figure.detail["link_megabytes_per_second"] = pace.bytes_per_second() / 1e6;
+          }};
 }
 
 // ---- two links ----
@@ -94,17 +83,9 @@ Benchmark overlap_benchmark(const std::string& name, bool captured, bool prefetc
 constexpr int kShards = 2, kReplicas = 2, kAll = kShards * kReplicas;
 constexpr double kInnerIsFaster = 10;
 
-SideCommand sharded(const std::string& model, const std::string& strategy, const std::string& mesh,
-                    const std::string& link) {
-  std::vector<std::string> flags = {"--model", model, "--strategy", strategy, "--mesh", mesh};
-  if (!link.empty()) flags.insert(flags.end(), {"--link", link});
-  return child("step", flags, kAll);
-}
-constexpr const char *kGrid = "replicate=2,dp=2", *kLine = "dp=4";
-
 /// Both strategies on links of which the outer one takes half of the compute time for hybrid_shard's all-reduces.
 struct TwoLinks {
-  const Outcome* outcome = nullptr;        ///< hybrid_shard; its peer is full_shard
+  Outcome outcome{};                       ///< hybrid_shard; its peer is full_shard
   double compute = 0;                      ///< seconds of a step without links to wait for
   double hybrid = 0, flat = 0, outer = 0;  ///< seconds of each step's busiest link; of the all-reduces alone
   double bytes_per_second = 0;             ///< of the outer link
@@ -114,10 +95,8 @@ struct TwoLinks {
 // The formula of runtime/comm/group/link.h, without latency. Links work at the same time; a flat axis over both is as
 // slow as the outer one. Compute is what a whole step takes without links: ranks may share cores.
 TwoLinks two_links(BenchRun& run) {
-  const std::string model(run.sized<std::string_view>(kModel, "tiny"));
-  const Outcome& free = run.shared("hsdp pace", [&] {
-    return Contest{.ours = {sharded(model, "hybrid_shard", kGrid, ""), "4"}, .rounds = run.sized(2, 1)};
-  });
+  const std::string hybrid = "step --model {blocks16|tiny} --strategy hybrid_shard --mesh replicate=2,dp=2";
+  const Outcome free = held("hsdp pace", {.ours = hybrid, .request = "4", .ranks = kAll, .rounds = 2})(run);
   const auto once = [](double bytes, int ranks) { return bytes * (ranks - 1) / ranks; };
   const double gathered = free.ours.median("/comm_bytes"), summed = 2 * once(free.ours.median("/sum_bytes"), kReplicas);
   TwoLinks links{.compute = free.ours.median()};
@@ -125,24 +104,22 @@ TwoLinks two_links(BenchRun& run) {
   links.bytes_per_second = summed / links.outer;
   links.hybrid = std::max(links.outer, once(gathered, kShards) / (kInnerIsFaster * links.bytes_per_second));
   links.flat = once(gathered, kAll) / links.bytes_per_second;
-  links.outcome = &run.shared("hsdp overlap", [&] {
-    const std::string outer = fmt::format("{},0", links.bytes_per_second);
-    const std::string apart = fmt::format("dp={},0;replicate={}", kInnerIsFaster * links.bytes_per_second, outer);
-    Contestant flat{sharded(model, "full_shard", kLine, outer), "4"};
-    flat.name = "sherd full_shard over all four";
-    return Contest{
-        .ours = {sharded(model, "hybrid_shard", kGrid, apart), "4"}, .peers = {flat}, .rounds = run.sized(4, 1)};
-  });
+  const std::string outer = fmt::format("{},0", links.bytes_per_second);
+  const std::string flat = "step --model {blocks16|tiny} --strategy full_shard --mesh dp=4 --link " + outer;
+  const std::string apart = fmt::format(" --link dp={},0;replicate={}", kInnerIsFaster * links.bytes_per_second, outer);
+  links.outcome = held("hsdp overlap", {.ours = hybrid + apart,
+                                        .request = "4",
+                                        .ranks = kAll,
+                                        .others = {{"sherd full_shard over all four", flat, "4", kAll}},
+                                        .rounds = 4})(run);
   return links;
 }
 
-void fill_hsdp(Figure& figure, BenchRun& run) {
+void fill_hsdp(Figure& figure, BenchRun& run, double tokens) {
   const TwoLinks links = two_links(run);
-  const auto& model = bench_model(run.sized<std::string_view>(kModel, "tiny"));
-  const auto tokens = static_cast<double>(kAll * model.tokens_per_step());
-  fill(figure, *links.outcome, [&](double seconds) { return tokens / seconds; });
+  fill(figure, links.outcome, rate(tokens));
   if (!figure.peers.empty() && !run.is_against()) figure.limit = figure.peers[0].value * links.speedup();
-  add_times(figure, links.outcome->ours);
+  add_times(figure, links.outcome.ours);
   figure.detail["compute_ms"] = links.compute * 1e3;
   figure.detail["all_reduce_ms"] = links.outer * 1e3;
   figure.detail["full_shard_communication_ms"] = links.flat * 1e3;
@@ -150,40 +127,36 @@ void fill_hsdp(Figure& figure, BenchRun& run) {
   figure.detail["outer_megabytes_per_second"] = links.bytes_per_second / 1e6;
 }
 
-void fill_hsdp_share(Figure& figure, BenchRun& run) {
+void fill_hsdp_share(Figure& figure, const Outcome&, BenchRun& run) {
   check(!run.is_against(), "{} compares two strategies of one build", figure.name);
   const TwoLinks links = two_links(run);
-  const Answers& flat = links.outcome->peers.at(0);
+  const Answers& flat = links.outcome.peers.at(0);
   check(flat.ok(), "no full_shard: {}", flat.error);
-  const double ratio = flat.median() / links.outcome->ours.median();
+  const double ratio = flat.median() / links.outcome.ours.median();
   figure.value = ratio / links.speedup();
   figure.detail["speedup"] = ratio;
   figure.detail["link_speedup"] = links.speedup();
-  add_times(figure, links.outcome->ours);
-}
-
-std::vector<Benchmark> hsdp_benchmarks() {
-  return {{.name = "hsdp.overlap",
-           .summary = "hybrid_shard on 2 x 2 ranks, the outer link 10 times slower, beside full_shard over all four; "
-                      "limit: the links' speed-up",
-           .unit = {"tokens/s", Better::higher, 0},
-           .target = {Rule::ratio_at_least, 2},
-           .measure = fill_hsdp},
-          {.name = "hsdp.overlap.share",
-           .summary = "its speed-up as a share of what the link formula gives",
-           .unit = {"of the links' speed-up", Better::higher, 3},
-           .target = {Rule::value_at_least, 0.9},
-           .measure = fill_hsdp_share}};
+  add_times(figure, links.outcome.ours);
 }
 
 }  // namespace
 
-std::vector<Benchmark> overlap_benchmarks() {
-  std::vector<Benchmark> rows = hsdp_benchmarks();
-  rows.insert(rows.begin(),
-              {overlap_benchmark("prefetch_on", true, true, {Rule::value_at_most, 100 * 2.0 / 47 + 3}),
-               overlap_benchmark("prefetch_off", true, false, {}), overlap_benchmark("eager", false, true, {})});
-  return rows;
+std::vector<Benchmark> overlap_benchmarks(bool smoke) {
+  const auto tokens = static_cast<double>(kAll * sized_model(kModel, smoke).tokens_per_step());
+  return {overlap_benchmark("prefetch_on", true, true, smoke, {Rule::value_at_most, 100 * 2.0 / 47 + 3}),
+          overlap_benchmark("prefetch_off", true, false, smoke, {}),
+          overlap_benchmark("eager", false, true, smoke, {}),
+          {.name = "hsdp.overlap",
+           .summary = "hybrid_shard on 2 x 2 ranks, the outer link 10 times slower, beside full_shard over all four; "
+                      "limit: the links' speed-up",
+           .unit = {"tokens/s", Better::higher, 0},
+           .target = {Rule::ratio_at_least, 2},
+           .more = [tokens](Figure& figure, const Outcome&, BenchRun& run) { fill_hsdp(figure, run, tokens); }},
+          {.name = "hsdp.overlap.share",
+           .summary = "its speed-up as a share of what the link formula gives",
+           .unit = {"of the links' speed-up", Better::higher, 3},
+           .target = {Rule::value_at_least, 0.9},
+           .more = fill_hsdp_share}};
 }
 
 }  // namespace sherd::bench

@@ -3,133 +3,116 @@
 // ours through shared memory; on one rank ours has nothing to copy. units.*.many: whether a unit costs the same in a
 // model of 3,300 as in one of 33, where the caches hold all of one and little of the other: so over what the same
 // model's does that is not sharded.
-#include <utility>
-
 #include <fmt/format.h>
 
+#include "runtime/tensor/error.h"
 #include "tools/bench/bench.h"
-#include "tools/bench/child.h"
-#include "tools/bench/teams.h"
 
 namespace sherd::bench {
 
 namespace {
 
-constexpr int kNumUnits = 32;  // of units_child.cpp and peers/units.py
+constexpr int kNumUnits = 32;  // of the child and peers/units.py
 
 struct UnitsCase {
-  const char* name;
+  std::string name;
   int ranks;
   bool sharded;
+
+  std::string on_ranks() const { return fmt::format("fully_shard on {} rank{}", ranks, ranks > 1 ? "s" : ""); }
+  /// Held once for a case's own figure and for those that subtract it.
+  std::function<Outcome(BenchRun&)> outcome(bool optimizer) const {
+    const std::string request = optimizer ? "adamw" : "step";
+    ContestRow row{.ours = fmt::format("units --sharded {}", sharded),
+                   .request = request + " {50|2}",
+                   .ranks = ranks,
+                   .torch = fmt::format("units.py {} {}", sharded ? "fsdp2" : "plain", ranks),
+                   .torch_request = request + " {20|2}",
+                   .rounds = 7};
+    if (optimizer) row.variants = {{"foreach", {"foreach"}}, {"fused", {"fused"}}};
+    return held("units " + name + request, row);
+  }
 };
-constexpr UnitsCase kPlain{"plain", 1, false}, kOneRank{"r1", 1, true}, kTwoRanks{"r2", 2, true};
-
-std::string name_of(const UnitsCase& c, bool optimizer) {
-  return fmt::format("units.{}{}", optimizer ? "adamw." : "", c.name);
-}
-
-std::string ranks_of(const UnitsCase& c) { return fmt::format("{} rank{}", c.ranks, c.ranks > 1 ? "s" : ""); }
-
-// Held once for a case's own figure and for those that subtract it.
-const Outcome& outcome_of(const UnitsCase& c, bool optimizer, BenchRun& run) {
-  return run.shared(name_of(c, optimizer), [&] {
-    const auto request = [&](int count) {
-      return fmt::format("{} {}", optimizer ? "adamw" : "step", run.sized(count, 2));
-    };
-    const std::vector<std::string> words = {c.sharded ? "fsdp2" : "plain", std::to_string(c.ranks)};
-    std::vector<Contestant> torches = run.torch_contestants("units.py", words, request(20));
-    if (optimizer) torches = in_variants(torches, {{"foreach", {"foreach"}}, {"fused", {"fused"}}});
-    return Contest{.ours = {child("units", {"--sharded", c.sharded ? "true" : "false"}, c.ranks), request(50)},
-                   .peers = std::move(torches),
-                   .rounds = run.sized(7, 1)};
-  });
-}
 
 Benchmark units_benchmark(const UnitsCase& c, bool optimizer) {
-  Benchmark row;
-  row.name = name_of(c, optimizer);
-  row.summary =
-      fmt::format("{}, {}, eager",
-                  optimizer ? "AdamW over 128 small parameters" : "32 units of two 16x16 linears, forward and backward",
-                  c.sharded ? "fully_shard on " + ranks_of(c) : "not sharded");
-  row.unit = {"ms", Better::lower, 3};
-  row.measure = [c, optimizer](Figure& figure, BenchRun& run) {
-    fill(figure, outcome_of(c, optimizer, run), [](double seconds) { return seconds * 1e3; });
-  };
-  return row;
+  return {.name = fmt::format("units.{}{}", optimizer ? "adamw." : "", c.name),
+          .summary = fmt::format(
+              "{}, {}, eager",
+              optimizer ? "AdamW over 128 small parameters" : "32 units of two 16x16 linears, forward and backward",
+              c.sharded ? c.on_ranks() : "not sharded"),
+          .unit = {"ms", Better::lower, 3},
+          .outcome = c.outcome(optimizer),
+          .value = times(1e3)};
 }
 
 // Each side is compared with itself: a peer's overhead is over the same peer's model without sharding.
-Benchmark overhead_benchmark(const UnitsCase& c, double most_us) {
-  Benchmark row;
-  row.name = name_of(c, false) + ".overhead";
-  row.summary = fmt::format("what fully_shard on {} adds to each unit: ({} - {}) / {}", ranks_of(c), name_of(c, false),
-                            name_of(kPlain, false), kNumUnits);
-  row.unit = {"us", Better::lower, 2};
-  row.target = {Rule::value_at_most, most_us};
-  row.measure = [c](Figure& figure, BenchRun& run) {
-    const Outcome &without = outcome_of(kPlain, false, run), &with = outcome_of(c, false, run);
-    const auto per_unit = [](const Answers& sharded, const Answers& plain) {
-      return (sharded.median() - plain.median()) * 1e6 / kNumUnits;
-    };
-    figure.value = per_unit(with.ours, without.ours);
-    for (std::size_t i = 0; i < with.peers.size(); ++i) {
-      const Answers &sharded = with.peers[i], &plain = without.peers[i];
-      if (sharded.ok() && plain.ok())
-        figure.peers.push_back({sharded.name, per_unit(sharded, plain), sharded.settings});
-      else add_note(figure, "no peer: " + (sharded.ok() ? plain : sharded).error);
-    }
-  };
-  return row;
+Benchmark overhead_benchmark(const UnitsCase& c, const UnitsCase& of_plain, double most_us) {
+  return {.name = fmt::format("units.{}.overhead", c.name),
+          .summary = fmt::format("what {} adds to each unit: (units.{} - units.{}) / {}", c.on_ranks(), c.name,
+                                 of_plain.name, kNumUnits),
+          .unit = {"us", Better::lower, 2},
+          .target = {Rule::value_at_most, most_us},
+          .outcome = c.outcome(false),
+          .more = [of_plain](Figure& figure, const Outcome& with, BenchRun& run) {
+            const Outcome without = of_plain.outcome(false)(run);
+            const auto per_unit = [](const Answers& sharded, const Answers& plain) {
+              return (sharded.median() - plain.median()) * 1e6 / kNumUnits;
+            };
+            figure.value = per_unit(with.ours, without.ours);
+            for (std::size_t i = 0; i < with.peers.size(); ++i) {
+              const Answers &sharded = with.peers[i], &plain = without.peers[i];
+              if (sharded.ok() && plain.ok())
+                figure.peers.push_back({sharded.name, per_unit(sharded, plain), sharded.settings});
+              else add_note(figure, "no peer: " + (sharded.ok() ? plain : sharded).error);
+            }
+          }};
 }
 
 // `request` of one rank: seconds per unit of many units over those of few; of a request that a plain model has too,
 // over the same of that. All sides are ours.
-Benchmark many_benchmark(std::string name, std::string what, std::string request, bool beside_plain) {
+Benchmark many_benchmark(const std::string& name, std::string_view what, const std::string& request, bool beside_plain,
+                         bool smoke) {
   constexpr int kFew = 33;
-  Benchmark row;
-  row.name = "units." + name + ".many";
-  row.summary = fmt::format("{}, per unit: of 3,300 units over that of 33{}", what,
-                            beside_plain ? ", beside a model that is not sharded" : "");
-  row.unit = {"of few", Better::lower, 2};
-  row.target = {Rule::value_at_most, 1.5};
-  row.measure = [request = std::move(request), beside_plain](Figure& figure, BenchRun& run) {
-    if (run.is_against()) return add_note(figure, "compares sides of one program: measure it without --against");
-    const int many = run.sized(100 * kFew, 2 * kFew);
-    const auto side = [&](bool sharded, int units, int count) {
-      return Contestant{child("units", {"--sharded", sharded ? "true" : "false", "--units", std::to_string(units)}),
-                        fmt::format("{} {}", request, run.sized(count, 1))};
-    };
-    Contest contest{.ours = side(true, many, 5), .peers = {side(true, kFew, 50)}, .rounds = run.sized(5, 1)};
-    if (beside_plain) contest.peers.insert(contest.peers.end(), {side(false, many, 5), side(false, kFew, 50)});
-    const Outcome outcome = run.hold(contest);
-    const auto us_per_unit = [](const Answers& answers, int units) {
-      if (!answers.ok()) throw Error(answers.error);
-      return answers.median() * 1e6 / units;
-    };
-    const auto growth = [&](const std::string& of, const Answers& of_many, const Answers& of_few) {
-      const double us_of_many = us_per_unit(of_many, many), us_of_few = us_per_unit(of_few, kFew);
-      figure.detail[of + "us_of_many"] = us_of_many;
-      figure.detail[of + "us_of_few"] = us_of_few;
-      return us_of_many / us_of_few;
-    };
-    figure.value = growth("", outcome.ours, outcome.peers.at(0));
-    if (beside_plain) *figure.value /= growth("plain_", outcome.peers.at(1), outcome.peers.at(2));
-  };
-  return row;
+  const int many = smoke ? 2 * kFew : 100 * kFew;
+  const std::string of_many = fmt::format(" --units {}", many), of_few = fmt::format(" --units {}", kFew);
+  const std::string five = request + " {5|1}", fifty = request + " {50|1}";
+  const std::string sharded = "units --sharded true", plain = "units --sharded false";
+  ContestRow row{.ours = sharded + of_many, .request = five, .others = {{"", sharded + of_few, fifty}}, .rounds = 5};
+  if (beside_plain) row.others.insert(row.others.end(), {{"", plain + of_many, five}, {"", plain + of_few, fifty}});
+  return {.name = "units." + name + ".many",
+          .summary = fmt::format("{}, per unit: of 3,300 units over that of 33{}", what,
+                                 beside_plain ? ", beside a model that is not sharded" : ""),
+          .unit = {"of few", Better::lower, 2},
+          .target = {Rule::value_at_most, 1.5},
+          .more = [=](Figure& figure, const Outcome&, BenchRun& run) {
+            if (run.is_against())
+              return add_note(figure, "compares sides of one program: measure it without --against");
+            const Outcome outcome = held(row)(run);
+            const auto us_per_unit = [&](const std::string& key, const Answers& answers, int units) {
+              check(answers.ok(), "{}", answers.error);
+              figure.detail[key] = answers.median() * 1e6 / units;
+              return figure.detail[key].get<double>();
+            };
+            const auto& peers = outcome.peers;
+            figure.value = us_per_unit("us_of_many", outcome.ours, many) / us_per_unit("us_of_few", peers.at(0), kFew);
+            if (beside_plain)
+              *figure.value /= us_per_unit("plain_us_of_many", peers.at(1), many) /
+                               us_per_unit("plain_us_of_few", peers.at(2), kFew);
+          }};
 }
 
 }  // namespace
 
-std::vector<Benchmark> units_benchmarks() {
+std::vector<Benchmark> units_benchmarks(bool smoke) {
+  const UnitsCase plain{"plain", 1, false}, one_rank{"r1", 1, true}, two_ranks{"r2", 2, true};
   std::vector<Benchmark> rows;
   for (const bool optimizer : {false, true})
-    for (const UnitsCase& c : {kPlain, kOneRank, kTwoRanks}) rows.push_back(units_benchmark(c, optimizer));
-  rows.push_back(overhead_benchmark(kOneRank, 1));
-  rows.push_back(overhead_benchmark(kTwoRanks, 25));
-  rows.push_back(many_benchmark("r1", "forward and backward", "step", true));
-  rows.push_back(many_benchmark("wrap", "fully_shard()", "wrap", false));
-  rows.push_back(many_benchmark("record", "the call that records", "record", true));
+    for (const UnitsCase& c : {plain, one_rank, two_ranks}) rows.push_back(units_benchmark(c, optimizer));
+  rows.push_back(overhead_benchmark(one_rank, plain, 1));
+  rows.push_back(overhead_benchmark(two_ranks, plain, 25));
+  rows.push_back(many_benchmark("r1", "forward and backward", "step", true, smoke));
+  rows.push_back(many_benchmark("wrap", "fully_shard()", "wrap", false, smoke));
+  rows.push_back(many_benchmark("record", "the call that records", "record", true, smoke));
   return rows;
 }
 

@@ -1,0 +1,182 @@
+// step.*: time of one training step, captured or, with .eager, not; flops.*: its share of the machine's multiply-adds;
+// rss.*: how much memory it takes. step.bigger8.*: what recomputation costs in time and saves in activations, beside
+// the same step without. binding.*: settings that bind threads to CPUs are for other libraries' threads: a step under
+// them, beside the same without.
+#include <fmt/format.h>
+
+#include "runtime/os/allowed_cpus.h"
+#include "runtime/tensor/error.h"
+#include "tools/bench/bench.h"
+#include "tools/bench/child.h"
+#include "tools/bench/models.h"
+
+namespace sherd::bench {
+
+namespace {
+
+struct StepCase {
+  std::string model, dtype;
+  int threads;
+  bool captured = true;
+
+  std::string words() const {
+    return fmt::format("step --model {{{}|tiny}} --dtype {} --threads {}{}", model, dtype, threads,
+                       captured ? "" : " --captured false");
+  }
+};
+
+// PyTorch as its user would have it: compiled or not, and in bf16 by casting at each product or throughout.
+std::vector<Variant> variants_of(const StepCase& c) {
+  std::vector<Variant> variants;
+  for (const std::string dtype : c.dtype == "f32" ? std::vector{"f32"} : std::vector{"autocast", "bf16"}) {
+    const std::string threads = std::to_string(c.threads), suffix = c.dtype == "f32" ? "" : " " + dtype;
+    variants.push_back({"eager" + suffix, {dtype, threads, "eager"}});
+    if (c.captured) variants.push_back({"torch.compile" + suffix, {dtype, threads, "compile"}});
+  }
+  return variants;
+}
+
+// Steps per turn: some hundred milliseconds at least.
+std::function<Outcome(BenchRun&)> outcome_of(const StepCase& c) {
+  const bool is_short = c.model == "mini";
+  return held(c.words(), {.ours = c.words(),
+                          .request = is_short ? "{8|2}" : "2",
+                          .torch = fmt::format("step.py {{{}|tiny}}", c.model),
+                          .torch_threads = c.threads,
+                          .variants = variants_of(c),
+                          .limit = "fma",
+                          .limit_request = fmt::format("{} {}", c.dtype, c.threads),
+                          .rounds = is_short ? 9 : 4});
+}
+
+Benchmark step_benchmark(const StepCase& c, bool smoke, double times_peer) {
+  const BenchModel& model = sized_model(c.model, smoke);
+  return {.name = fmt::format("step.{}.{}.t{}{}", c.model, c.dtype, c.threads, c.captured ? "" : ".eager"),
+          .summary = fmt::format("training step of {}, {} thread{}{}", c.model, c.threads, c.threads > 1 ? "s" : "",
+                                 c.captured ? "" : ", nothing captured or compiled"),
+          .unit = {"ms"},
+          .target = {times_peer > 0 ? Rule::ratio_at_least : Rule::none, times_peer},
+          .outcome = outcome_of(c),
+          .value = times(1e3),
+          .detail = {{"tokens_per_second", rate(static_cast<double>(model.tokens_per_step()))},
+                     {"samples", [](const Answers& side) { return static_cast<double>(side.seconds.size()); }},
+                     {"loss"}}};
+}
+
+Benchmark flops_benchmark(const StepCase& c, bool smoke, double share) {
+  const double flops = sized_model(c.model, smoke).step_flops();
+  return {.name = fmt::format("flops.{}.{}.t{}", c.model, c.dtype, c.threads),
+          .summary = "share of the cores' measured multiply-add peak in a whole step",
+          .unit = {"of the FMA peak", Better::higher, 3},
+          .target = {Rule::value_at_least, share},
+          .outcome = outcome_of(c),
+          .more = [flops](Figure& figure, const Outcome& outcome, BenchRun&) {
+            check(outcome.limit->ok(), "{}", outcome.limit->error);
+            const double peak = 1e9 / outcome.limit->median();
+            fill(figure, outcome, rate(flops / peak));
+            figure.limit = 1.0;
+            figure.detail["gflops"] = flops / outcome.ours.median() / 1e9;
+            figure.detail["peak_gflops"] = peak / 1e9;
+          }};
+}
+
+// Ours over the program's start, the peer's over its import of torch. The peer is not compiled: what the compiler
+// itself takes would count too.
+Benchmark memory_growth_benchmark(const StepCase& c, double times_peer) {
+  return {.name = "rss." + c.model,
+          .summary = "growth of resident memory by training, one thread",
+          .unit = {"MB", Better::lower, 0},
+          .target = {Rule::ratio_at_least, times_peer},
+          .outcome = held({.ours = c.words(),
+                           .request = "2",
+                           .torch = fmt::format("step.py {{{}|tiny}}", c.model),
+                           .variants = variants_of({c.model, c.dtype, c.threads, false}),
+                           .rounds = 4}),
+          .value = times(1e-6, "/growth_bytes")};
+}
+
+struct RecomputeCase {
+  std::string policy;
+  bool captured;
+  double most_time, most_bytes;  ///< of those without
+};
+
+// Both figures read one contest.
+std::vector<Benchmark> recompute_benchmarks(const RecomputeCase& c) {
+  const auto words = [&](const std::string& policy) {
+    return fmt::format("step --model {{bigger8|tiny}} --recompute {} --captured {}", policy, c.captured);
+  };
+  const auto outcome = held(words(c.policy), {.ours = words(c.policy),
+                                              .request = "2",
+                                              .others = {{"sherd, recompute none", words("none"), "2"}},
+                                              .rounds = 4});
+  const std::string name = "step.bigger8." + c.policy, eager = c.captured ? "" : ".eager";
+  const std::string beside =
+      fmt::format(", recompute {}, beside none{}", c.policy, c.captured ? "" : ", nothing captured");
+  return {{.name = name + eager,
+           .summary = "training step of bigger with 8 blocks" + beside,
+           .unit = {"ms"},
+           .target = {Rule::ratio_at_least, 1 / c.most_time},
+           .outcome = outcome,
+           .value = times(1e3),
+           .detail = {{"loss"}}},
+          {.name = name + ".activations" + eager,
+           .summary = "its peak of activations" + beside,
+           .unit = {"MB"},
+           .target = {Rule::ratio_at_least, 1 / c.most_bytes},
+           .outcome = outcome,
+           .value = times(1e-6, "/peak_bytes/activations")}};
+}
+
+// The program runs on the first two CPUs that it may use, if it is bound.
+Benchmark binding_benchmark(std::string_view name, std::string_view how, const std::vector<std::string>& environment,
+                            bool on_two_cpus) {
+  return {.name = fmt::format("binding.{}", name),
+          .summary = fmt::format("training step of mini, 2 threads, {}, beside the same without", how),
+          .unit = {"ms"},
+          .target = {Rule::ratio_at_least, 0.97},
+          .outcome =
+              [=](BenchRun& run) {
+                const std::string words = "step --model {mini|tiny} --threads 2";
+                Contest contest = run.contest_of(
+                    {.ours = words, .request = "{8|1}", .others = {{"unbound", words, "{8|1}"}}, .rounds = 15});
+                SideCommand& bound = contest.ours.command;
+                bound.environment = environment;
+                const std::vector<int> cpus = allowed_cpus().cpus;
+                if (on_two_cpus)
+                  bound.words.insert(
+                      bound.words.begin(),
+                      {"taskset", "-c", fmt::format("{},{}", cpus.front(), cpus[cpus.size() > 1 ? 1 : 0])});
+                return run.hold(contest);
+              },
+          .value = times(1e3)};
+}
+
+}  // namespace
+
+std::vector<Benchmark> step_benchmarks(bool smoke) {
+  std::vector<Benchmark> rows;
+  const auto add = [&](const char* model, const char* dtype, double one_thread, double two_threads) {
+    rows.push_back(step_benchmark({model, dtype, 1}, smoke, one_thread));
+    rows.push_back(step_benchmark({model, dtype, 2}, smoke, two_threads));
+  };
+  add("mini", "f32", 1.4, 1.7), add("bigger", "f32", 1.15, 1.25);
+  add("mini", "bf16", 0, 0), add("bigger", "bf16", 1.6, 1.6);
+  for (const char* model : {"mini", "bigger"})
+    for (const char* dtype : {"f32", "bf16"})
+      for (const int threads : {1, 2}) rows.push_back(step_benchmark({model, dtype, threads, false}, smoke, 0));
+  rows.push_back(flops_benchmark({"bigger", "f32", 1}, smoke, 0.80));
+  rows.push_back(flops_benchmark({"bigger", "f32", 2}, smoke, 0.76));
+  rows.push_back(memory_growth_benchmark({"bigger", "f32", 1}, 2.0));
+  for (const bool captured : {true, false})
+    for (const RecomputeCase& c :
+         {RecomputeCase{"selective", captured, 1.13, 0.6}, RecomputeCase{"full", captured, 1.36, 1.0 / 3}})
+      std::ranges::move(recompute_benchmarks(c), std::back_inserter(rows));
+  rows.push_back(
+      binding_benchmark("omp", "OMP_PROC_BIND and OMP_PLACES set", {"OMP_PROC_BIND=true", "OMP_PLACES=cores"}, false));
+  rows.push_back(binding_benchmark("taskset", "by taskset on 2 CPUs", {}, true));
+  rows.push_back(binding_benchmark("both", "OMP_PROC_BIND set, by taskset on 2 CPUs", {"OMP_PROC_BIND=true"}, true));
+  return rows;
+}
+
+}  // namespace sherd::bench
