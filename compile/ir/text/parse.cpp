@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <limits>
 #include <set>
 #include <unordered_map>
@@ -19,10 +18,6 @@
 namespace sherd {
 
 namespace {
-
-// Sizes of a text may be anything; byte counts made from what passes fit 64 bits.
-constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
-constexpr std::int64_t kMostBytes = std::int64_t{1} << 56;
 
 class Parser {
  public:
@@ -65,14 +60,6 @@ class Parser {
     int slot;
     bool gradient;
   };
-
-  // Runs `read`, whose Error knows no line, for what begins at `position`.
-  template <class Read>
-  auto located(std::size_t position, const Read& read) {
-    try {
-      return read();
-    } catch (const Error& error) { in_.fail_at(position, error.message()); }
-  }
 
   // ---- tables ----
 
@@ -119,7 +106,7 @@ class Parser {
     const std::string_view text = in_.braces();
     UnitLayoutPtr& layout = unit_layouts_[name];
     if (layout) in_.fail_at(position, fmt::format("{} stands there twice", quoted(name)));
-    layout = located(layout_at, [&] { return UnitLayout::of_content(parse_unit_layout(text)); });
+    layout = in_.located(layout_at, [&] { return UnitLayout::of_content(parse_unit_layout(text)); });
     in_.expect("\n");
   }
 
@@ -136,24 +123,10 @@ class Parser {
       if (digits.size() != 16 || problem != std::errc() || end != digits.data() + digits.size())
         in_.refuse("16 hexadecimal digits before this");
     } else if (in_.take(" bytes ")) {
-      content.bytes = bytes();
+      content.bytes = in_.hexadecimal();
       content.hash = hash_text(content.bytes);
     }
     in_.expect("\n");
-  }
-
-  std::string bytes() {
-    const std::size_t position = in_.position();
-    const std::string_view digits = in_.word();
-    std::string result;
-    for (std::size_t i = 0; i + 1 < digits.size(); i += 2) {
-      unsigned byte = 0;
-      const auto [end, problem] = std::from_chars(&digits[i], &digits[i] + 2, byte, 16);
-      if (problem != std::errc() || end != &digits[i] + 2) in_.fail_at(position + i, "expected hexadecimal digits");
-      result += static_cast<char>(byte);
-    }
-    if (digits.empty() || digits.size() % 2 != 0) in_.fail_at(position, "expected pairs of hexadecimal digits");
-    return result;
   }
 
   void read_argument() {
@@ -207,9 +180,9 @@ class Parser {
     if (values_.contains(name)) in_.fail_at(position, "this value stands there twice");
     if (value.kind != ValueKind::slot && value.kind != ValueKind::gradient) check_number(position, value);
     in_.expect(" ");
-    if (!in_.take("none")) value.home = layout(id);
+    if (!in_.take("none")) value.home = read_layout(in_, id);
     in_.expect(" ");
-    value.category = category();
+    value.category = read_category(in_);
     value.bytes = in_.take(" bytes ")    ? in_.integer(0, kMostBytes)
                   : value.home.defined() ? value.home.extent().second
                                          : 0;
@@ -220,7 +193,7 @@ class Parser {
       const std::size_t place_at = in_.position();
       places_.push_back({place_at, id, value_key()});
     }
-    if (in_.take(" on ")) value.device = device();
+    if (in_.take(" on ")) value.device = read_device(in_);
     in_.expect("\n");
     check_source(position, value);
     values_[name] = {id, value.home};
@@ -315,61 +288,19 @@ class Parser {
 
   // ---- refs and guards ----
 
-  Dims dims(std::int64_t first) {
-    Dims result;
-    in_.expect("[");
-    if (in_.take("]")) return result;
-    do {
-      if (result.size() == kMaxDims) in_.refuse(fmt::format("at most {} dims", kMaxDims));
-      result.push_back(in_.integer(first, kMostElements));
-    } while (in_.take(","));
-    in_.expect("]");
-    return result;
-  }
-
-  Shape shape() {
-    const std::size_t position = in_.position();
-    const Shape result = dims(0);
-    std::int64_t elements = 1;
-    for (const std::int64_t size : result)
-      if (size > 0 && __builtin_mul_overflow(elements, size, &elements)) elements = kMostElements + 1;
-    if (elements > kMostElements) in_.fail_at(position, "more elements than memory has bytes");
-    return result;
-  }
-
-  TensorRef layout(ValueId value) {
-    const std::size_t position = in_.position();
-    TensorRef ref;
-    ref.value = value;
-    const std::string_view word = in_.word();
-    ref.dtype = located(position, [&] { return dtype_from_name(word); });
-    ref.shape = shape();
-    ref.strides = in_.take("s") ? dims(-kMostElements) : contiguous_strides(ref.shape);
-    if (ref.strides.size() != ref.shape.size()) in_.fail_at(position, "as many strides as dims");
-    if (in_.take("+")) ref.offset = in_.integer(-kMostElements, kMostElements);
-    std::int64_t reach = 0;
-    for (int i = 0; i < ref.shape.size(); ++i) {
-      std::int64_t step = 0;
-      if (ref.shape[i] > 0 && (__builtin_mul_overflow(ref.shape[i] - 1, std::abs(ref.strides[i]), &step) ||
-                               __builtin_add_overflow(reach, step, &reach) || reach > kMostElements))
-        in_.fail_at(position, "strides reach further than memory has bytes");
-    }
-    return ref;
-  }
-
   TensorGuard guard() {
-    const TensorRef ref = layout(0);
+    const TensorRef ref = read_layout(in_, 0);
     TensorGuard guard{
         .dtype = ref.dtype, .shape = ref.shape, .strides = ref.strides, .offset = ref.offset, .global = {}};
     guard.layout = seen_from_outside(" of ", ref.shape, guard.global);
-    if (in_.take(" on ")) guard.device = device();
+    if (in_.take(" on ")) guard.device = read_device(in_);
     return guard;
   }
 
   LayoutId seen_from_outside(std::string_view word, const Shape& local, Shape& global) {
     global = local;
     if (!in_.take(word)) return kPlain;
-    global = shape();
+    global = read_shape(in_);
     if (!in_.sees(" \"")) return kPlain;
     in_.expect(" ");
     const std::size_t position = in_.position();
@@ -382,26 +313,11 @@ class Parser {
     return found->second;
   }
 
-  Device device() {
-    if (in_.take("cpu")) return Device::cpu();
-    if (in_.take("meta")) return Device::meta();
-    if (!in_.take("cuda:")) in_.refuse("cpu, meta or cuda:0");
-    return Device::cuda(static_cast<std::uint8_t>(in_.integer(0, 255)));
-  }
-
-  MemoryCategory category() {
-    const std::size_t position = in_.position();
-    const std::string_view word = in_.word();
-    for (int i = 0; i < kNumCategories; ++i)
-      if (const auto category = static_cast<MemoryCategory>(i); name(category) == word) return category;
-    in_.fail_at(position, fmt::format("there is no memory category {}", quoted(word)));
-  }
-
   TensorRef operand() {
     if (in_.take("none")) return {};
     const std::size_t position = in_.position();
     const Named& found = named();
-    if (in_.take(":")) return layout(found.value);
+    if (in_.take(":")) return read_layout(in_, found.value);
     if (!found.ref.defined()) in_.fail_at(position, "this value's layout is not declared");
     return found.ref;
   }
@@ -412,7 +328,7 @@ class Parser {
     const std::size_t position = in_.position();
     const Named& found = named();
     const bool has_layout = in_.sees(" ") && !in_.sees(" = ") && !in_.sees(" += ");
-    if (in_.take(":") || (has_layout && in_.take(" "))) return layout(found.value);
+    if (in_.take(":") || (has_layout && in_.take(" "))) return read_layout(in_, found.value);
     if (!found.ref.defined()) in_.fail_at(position, "this value's layout is not declared");
     return found.ref;
   }
@@ -432,13 +348,13 @@ class Parser {
     const std::size_t position = in_.position();
     const std::string_view row = in_.word();
     if (row.empty()) in_.refuse("a row's name");
-    node.op = located(position, [&] { return &find_op(row); });
+    node.op = in_.located(position, [&] { return &find_op(row); });
     read_inputs(node);
     const bool has_attrs = in_.sees(" {");
     if (has_attrs) in_.expect(" ");
     const std::size_t attrs_at = in_.position();
     const std::string_view attrs = has_attrs ? in_.braces() : std::string_view();
-    node.attrs = located(attrs_at, [&] { return parse_attrs(*node.op, attrs, find_unit_layout_); });
+    node.attrs = in_.located(attrs_at, [&] { return parse_attrs(*node.op, attrs, find_unit_layout_); });
     read_tail(node);
     program_.nodes.push_back(std::move(node));
   }
