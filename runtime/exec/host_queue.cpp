@@ -21,7 +21,6 @@ namespace sherd {
 namespace {
 
 constexpr std::int64_t kSpinNanoseconds = 5000;
-constexpr std::uint64_t kOpen = std::numeric_limits<std::uint64_t>::max();
 
 std::int64_t now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
@@ -69,6 +68,49 @@ template <class E>
   } catch (const Error& e) { throw_copy(e); }
 }
 
+// It takes `next_after`, what it comes after beside what its loans say.
+std::unique_ptr<QueueItem> make_item(const Queue& queue, QueueWork& work, std::vector<Event>& next_after) {
+  RankContext& context = RankContext::current();
+  auto item = std::make_unique<QueueItem>();
+  item->queue = queue.name();
+  item->name = work.name;
+  item->subject = work.subject;
+  item->module_path = context.module_path;
+  item->purpose = {.function = current_purpose().function,
+                   .work = work.name,
+                   .module = work.subject.empty() && context.module_path ? *context.module_path : std::string_view()};
+  item->issued = issued_at(context);
+  item->phase = context.phase;
+  item->bytes = work.bytes;
+  item->run = std::move(work.run);
+  item->abort = std::move(work.abort);
+  item->is_ready = std::move(work.is_ready);
+  item->after = work_before(queue, work.loans);
+  for (const Loan& loan : work.loans)
+    if (!loan.writes && !(context.hazards && context.hazards->is_removed(QueueEdge::hold, queue.name())))
+      item->held.push_back(loan.storage);
+  // Errors of a host queue's work belong to who uses what it wrote; a lost device has done nothing of its work.
+  for (Event& event : next_after) {
+    const bool is_of_device = event.queue()->device() != Device::cpu();
+    item->after.push_back({std::move(event), is_of_device});
+  }
+  next_after.clear();
+  return item;
+}
+
+void add_span(Trace& trace, const QueueItem& item, const Event& event) {
+  trace.add({.start = item.started,
+             .end = item.ended,
+             .name = item.name,
+             .module = item.module_path,
+             .detail = trace.intern(item.subject),
+             .bytes = item.bytes,
+             .flow = event.flow(),
+             .track = trace.track(item.queue),
+             .kind = SpanKind::work,
+             .phase = item.phase});
+}
+
 }  // namespace
 
 bool is_running_work() { return skews_of_item != nullptr; }
@@ -95,35 +137,6 @@ HostQueue::~HostQueue() {
   std::erase(rank_->queues, this);
 }
 
-std::unique_ptr<QueueItem> HostQueue::make_item(QueueWork& work) {
-  RankContext& context = RankContext::current();
-  auto item = std::make_unique<QueueItem>();
-  item->queue = name();
-  item->name = work.name;
-  item->subject = work.subject;
-  item->module_path = context.module_path;
-  item->purpose = {.function = current_purpose().function,
-                   .work = work.name,
-                   .module = work.subject.empty() && context.module_path ? *context.module_path : std::string_view()};
-  item->issued = issued_at(context);
-  item->phase = context.phase;
-  item->bytes = work.bytes;
-  item->run = std::move(work.run);
-  item->abort = std::move(work.abort);
-  item->is_ready = std::move(work.is_ready);
-  item->after = work_before(*this, work.loans);
-  for (const Loan& loan : work.loans)
-    if (!loan.writes && !(context.hazards && context.hazards->is_removed(QueueEdge::hold, name())))
-      item->held.push_back(loan.storage);
-  // Errors of a host queue's work belong to who uses what it wrote; a lost device has done nothing of its work.
-  for (Event& event : next_after_) {
-    const bool is_of_device = event.queue()->device() != Device::cpu();
-    item->after.push_back({std::move(event), is_of_device});
-  }
-  next_after_.clear();
-  return item;
-}
-
 Event HostQueue::submit(QueueWork work, LetGo let_go) {
   RankContext& context = RankContext::current();
   check(is_owner() && !is_closing_, "work \"{}\" was submitted to the queue {} of another rank, or after its end",
@@ -132,7 +145,7 @@ Event HostQueue::submit(QueueWork work, LetGo let_go) {
   while (num_in_flight() >= work.max_in_flight) await(retired_ + 1);
 
   forget_failures();
-  auto item = make_item(work);
+  auto item = make_item(*this, work, next_after_);
   item->sequence = submitted_ + 1;
   item->let_go = std::move(let_go);
   if (context.hazards) context.hazards->submitted(*this, *item, work.loans);
@@ -194,7 +207,7 @@ bool HostQueue::begin(const QueueWork& work, QueueItem& item) {
   if (!work.begin || is_running_work() || !is_idle()) return false;
   {
     const std::lock_guard lock(mutex_);
-    if (is_failed(item.sequence)) return false;
+    if (failures_.contains(item.sequence)) return false;
   }
   if (!std::ranges::all_of(item.after, [](const auto& before) { return before.event.is_reached(); })) return false;
   bool has_begun = true;
@@ -252,7 +265,7 @@ void HostQueue::run_next(std::unique_lock<std::mutex>& lock) {
   QueueItem& item = *items_[started_ - retired_];
   ++started_;
   running_ = &item;
-  const bool skipped = is_failed(item.sequence);
+  const bool skipped = failures_.contains(item.sequence);
   lock.unlock();
   std::exception_ptr error;
   item.started = now();
@@ -279,7 +292,7 @@ void HostQueue::run_next(std::unique_lock<std::mutex>& lock) {
   item.ended = now();
   skews_of_item = outer_skews;
   lock.lock();
-  if (error) add_failure(item.sequence, error);
+  if (error) failures_.add(item.sequence, error);
   awaited_.store(nullptr, std::memory_order_release);
   running_ = nullptr;
   done_.store(item.sequence, std::memory_order_release);
@@ -289,30 +302,18 @@ void HostQueue::run_next(std::unique_lock<std::mutex>& lock) {
   if (started_ < submitted_) has_work_.notify_one();
 }
 
-void HostQueue::add_failure(std::uint64_t first, std::exception_ptr error) {
-  failures_.push_back({first, kOpen, std::move(error)});
-  has_failures_.store(true, std::memory_order_relaxed);
-}
-
 // Failures are asked for by events. Where there is none, and nothing is left to skip, a long run must not keep them:
 // each has the text of an error. Only this thread makes events and lets them go.
 void HostQueue::forget_failures() {
-  if (!has_failures_.load(std::memory_order_relaxed) || use_count() > 1) return;  // the rank has one
+  if (!failures_.any() || use_count() > 1) return;  // the rank has one
   const std::lock_guard lock(mutex_);
-  if (done_ != submitted_ || failures_.back().last == kOpen) return;
+  if (done_ != submitted_ || failures_.is_open()) return;
   failures_.clear();
-  has_failures_.store(false, std::memory_order_relaxed);
 }
 
 std::size_t HostQueue::num_failures() const {
   const std::lock_guard lock(mutex_);
   return failures_.size();
-}
-
-bool HostQueue::is_failed(std::uint64_t sequence) const {
-  for (const Failure& failure : failures_)
-    if (sequence >= failure.first && sequence <= failure.last) return true;
-  return false;
 }
 
 void HostQueue::await(std::uint64_t sequence) {
@@ -387,38 +388,24 @@ void HostQueue::retire(std::uint64_t sequence) {
       ++retired_;
     }
     if (context && !context->is_ghost()) context->state<WorkTimes>().add(*item);
-    if (context && context->trace) record(*context->trace, *item);
+    if (context && context->trace) add_span(*context->trace, *item, Event(this, item->sequence));
     for (const auto& [event, wrote] : item->after)
       if (event.queue()->device() == Device::cpu()) static_cast<HostQueue*>(event.queue())->retire(event.sequence());
   }
-}
-
-void HostQueue::record(Trace& trace, const QueueItem& item) {
-  trace.add({.start = item.started,
-             .end = item.ended,
-             .name = item.name,
-             .module = item.module_path,
-             .detail = trace.intern(item.subject),
-             .bytes = item.bytes,
-             .flow = Event(this, item.sequence).flow(),
-             .track = trace.track(name()),
-             .kind = SpanKind::work,
-             .phase = item.phase});
 }
 
 // From here on new work runs again; what was submitted before has failed for good.
 void HostQueue::forgive() noexcept {
   if (!is_owner()) return;
   const std::lock_guard lock(mutex_);
-  if (!failures_.empty() && failures_.back().last == kOpen) failures_.back().last = submitted_;
+  failures_.close(submitted_);
 }
 
 void HostQueue::rethrow(std::uint64_t sequence) {
   std::exception_ptr error;
   {
     const std::lock_guard lock(mutex_);
-    for (const Failure& failure : failures_)
-      if (sequence >= failure.first && sequence <= failure.last) error = failure.error;
+    error = failures_.error_of(sequence);
   }
   if (!error) return;
   forgive();
@@ -435,7 +422,7 @@ void HostQueue::abort(const std::string& reason) noexcept {
   std::function<void(std::string_view)> abort_running;
   {
     const std::lock_guard lock(mutex_);
-    if (done_.load() < submitted_) add_failure(done_.load() + 1, std::make_exception_ptr(CommError(reason)));
+    if (done_.load() < submitted_) failures_.add(done_.load() + 1, std::make_exception_ptr(CommError(reason)));
     if (running_) abort_running = running_->abort;
   }
   if (abort_running) abort_running(reason);

@@ -5,8 +5,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <exception>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,6 +15,7 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/exec/queue.h"
+#include "runtime/exec/queue_failures.h"
 #include "runtime/exec/queue_item.h"
 #include "runtime/exec/running_op.h"
 
@@ -34,10 +33,7 @@ class HostQueue final : public Queue {
             Device device = Device::cpu());
 
   Event submit(QueueWork work) override { return submit(std::move(work), {}); }
-  /// The same for work that can go on without bytes that it reads. `let_go` is called on the rank's thread by who is
-  /// about to write or free a storage on loan, before it waits. True: the work no longer looks at the bytes there, and
-  /// nobody waits. False: it has to be waited for. It neither waits for the work nor throws.
-  using LetGo = std::function<bool(const Storage& storage)>;
+  /// The same for work that can go on without bytes that it reads.
   Event submit(QueueWork work, LetGo let_go);
   /// See memory/let_go.h.
   bool let_go(std::uint64_t sequence, const Storage& storage);
@@ -59,10 +55,6 @@ class HostQueue final : public Queue {
   std::size_t num_failures() const;
 
  private:
-  struct Failure {
-    std::uint64_t first, last;
-    std::exception_ptr error;
-  };
   ~HostQueue() override;
   bool is_done(std::uint64_t sequence) const override { return done_.load(std::memory_order_acquire) >= sequence; }
   void await(std::uint64_t sequence) override;
@@ -70,19 +62,15 @@ class HostQueue final : public Queue {
   void forgive() noexcept override;
 
   bool is_owner() const { return std::this_thread::get_id() == owner_; }
-  std::unique_ptr<QueueItem> make_item(QueueWork& work);
   bool may_run_next() const;
   bool is_idle();
   bool begin(const QueueWork& work, QueueItem& item);
   void run_thread();
   void run_next(std::unique_lock<std::mutex>& lock);
-  bool is_failed(std::uint64_t sequence) const;
-  void add_failure(std::uint64_t first, std::exception_ptr error);
   void forget_failures();
   void sleep_until_done(std::unique_lock<std::mutex>& lock, std::uint64_t sequence);
   void explain_wait(std::int64_t start, std::uint64_t first, std::uint64_t last, bool is_exposed);
   void retire(std::uint64_t sequence);
-  void record(Trace& trace, const QueueItem& item);
 
   const bool spins_;
   const std::thread::id owner_;
@@ -100,9 +88,7 @@ class HostQueue final : public Queue {
   std::atomic<const Queue*> awaited_{nullptr};  // by what runs: its bytes come from there
   bool is_closing_ = false;
   std::vector<Event> next_after_;  // what the next item waits for: wait()
-  // Sequences that failed or were skipped; the last entry is open (`last` = all) until somebody has waited.
-  std::vector<Failure> failures_;
-  std::atomic<bool> has_failures_{false};  // asked at every submit, without the lock
+  QueueFailures failures_;
 };
 
 }  // namespace sherd

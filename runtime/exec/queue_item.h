@@ -12,6 +12,11 @@
 
 namespace sherd {
 
+/// Asked on the rank's thread by who is about to write or free a storage on loan to work, before it waits. True: the
+/// work no longer looks at the bytes there, and nobody waits. False: it has to be waited for. It neither waits for the
+/// work nor throws.
+using LetGo = std::function<bool(const Storage& storage)>;
+
 /// One item, from submit until the submitting thread has let go of it. Times are nanoseconds of the monotonic
 /// clock, as in traces.
 struct QueueItem {
@@ -25,8 +30,8 @@ struct QueueItem {
   std::function<void()> run;
   std::function<void(std::string_view)> abort;
   std::function<bool()> is_ready;
-  std::function<bool(const Storage&)> let_go;  // see HostQueue::submit
-  bool has_begun = false;                      // see QueueWork::begin
+  LetGo let_go;
+  bool has_begun = false;  // see QueueWork::begin
   std::vector<Ref<Storage>> held;
   struct Before {
     Event event;

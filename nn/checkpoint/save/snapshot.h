@@ -51,7 +51,7 @@ class Snapshot {
   void end() noexcept;
   /// From any thread: who gives gets an Error soon, for a save that nobody will finish.
   void cancel() noexcept { is_cancelled_.store(true, std::memory_order_relaxed); }
-  /// On the rank's thread, before the storage's bytes change. See HostQueue::LetGo: false for bytes of a file that are
+  /// On the rank's thread, before the storage's bytes change. See LetGo: false for bytes of a file that are
   /// not all given.
   bool let_go(const Storage& storage) noexcept;
   /// On the rank's thread.
