@@ -10,7 +10,6 @@
 #include "runtime/cuda/attention/attention.h"
 #include "runtime/cuda/device/event_pool.h"
 #include "runtime/cuda/device/faults.h"
-#include "runtime/cuda/device/graph.h"
 #include "runtime/cuda/device/memory.h"
 #include "runtime/cuda/device/store.h"
 #include "runtime/cuda/device/stream.h"
@@ -25,16 +24,23 @@ namespace {
 
 constexpr std::int64_t kChunk = std::int64_t{4} << 20;  // of a long copy through pinned memory
 
+void refuse_in_recording(const Context& context, const char* what) {
+  check(!context.is_recording(),
+        "{} inside a recorded graph: the graph would repeat today's bytes; read values after the step, "
+        "and pass those that change as arguments",
+        what);
+}
+
 }  // namespace
 
 class PinnedRead final : public HostRead {
  public:
-  PinnedRead(Context& context, PinnedBlock block) : context_(&context), block_(block), queued_(context.log_.queued()) {
-    context.reads_.push_back(this);
+  PinnedRead(Context& context, PinnedBlock block) : context_(&context), block_(block), queued_(context.log().queued()) {
+    context.pinned_pool().reads().push_back(this);
   }
   ~PinnedRead() override {
     if (context_) {
-      std::erase(context_->reads_, this);
+      std::erase(context_->pinned_pool().reads(), this);
       context_->pinned_pool().give_back(block_);
     } else {
       PinnedPool::destroy(block_);
@@ -44,7 +50,7 @@ class PinnedRead final : public HostRead {
   PinnedRead& operator=(const PinnedRead&) = delete;
   bool is_ready() override {
     if (!context_) return true;
-    context_->log_.throw_if_lost();
+    context_->log().throw_if_lost();
     const cudaError_t status = cudaEventQuery(block_.event);
     if (status == cudaErrorNotReady) {
       (void)cudaGetLastError();  // no error of anybody's
@@ -56,9 +62,9 @@ class PinnedRead final : public HostRead {
   const std::byte* wait() override {
     if (failed_) std::rethrow_exception(failed_);
     if (context_) {
-      context_->log_.throw_if_lost();
+      context_->log().throw_if_lost();
       check(cudaEventSynchronize(block_.event), "reading from the device");
-      context_->log_.ended(queued_);
+      context_->log().ended(queued_);
       context_->check_faults();
     }
     return block_.data();
@@ -88,21 +94,15 @@ Context::Context(int index) : index_(index), log_(index) {
                                    {.separate = maps_blocks_separately(requested_device_memory())});
 }
 
-// What failed on the device is theirs to report: nobody else asks any more.
-void Context::let_go_of_reads() noexcept {
-  if (reads_.empty()) return;
+// What failed on the device is reported by the reads that live: nobody else asks any more.
+Context::~Context() {
   std::exception_ptr failed;
   try {
-    synchronize();
+    if (!pinned_.reads().empty()) synchronize();
   } catch (...) { failed = std::current_exception(); }
-  for (PinnedRead* read : reads_) read->let_go(failed);
-}
-
-Context::~Context() {
-  let_go_of_reads();
+  for (PinnedRead* read : pinned_.reads()) read->let_go(failed);
   (void)cudaStreamSynchronize(stream_);
-  while (!graphs_.empty()) graphs_.back()->let_go();
-  graph_memory_.reset();
+  graphs_.end();
   blas_.reset();
   attention_.reset();
   allocator_->abandon();
@@ -129,20 +129,13 @@ Attention& Context::attention() {
   return *attention_;
 }
 
-void Context::refuse_in_recording(const char* what) const {
-  check(!is_recording(),
-        "{} inside a recorded graph: the graph would repeat today's bytes; read values after the step, "
-        "and pass those that change as arguments",
-        what);
-}
-
 // A few bytes travel as an argument of a kernel: they need no staging, and a graph may hold them.
 void Context::upload(void* to, const void* from, std::int64_t bytes) {
   if (bytes <= kMaxStoredBytes) {
     log_.in_row(nullptr);
     return store(stream(), to, from, bytes);
   }
-  refuse_in_recording("copying host memory to the device");
+  refuse_in_recording(*this, "copying host memory to the device");
   const cudaStream_t stream = this->stream();
   for (std::int64_t done = 0; done < bytes; done += kChunk) {
     const std::int64_t size = std::min(kChunk, bytes - done);
@@ -159,7 +152,7 @@ void Context::upload(void* to, const void* from, std::int64_t bytes) {
 
 // One chunk travels while the one before is copied out of its buffer.
 void Context::download(void* to, const void* from, std::int64_t bytes) {
-  refuse_in_recording("reading device memory");
+  refuse_in_recording(*this, "reading device memory");
   std::unique_ptr<HostRead> before;
   std::int64_t at = 0, size_before = 0;
   const auto finish = [&] {
@@ -178,7 +171,7 @@ void Context::download(void* to, const void* from, std::int64_t bytes) {
 }
 
 std::unique_ptr<HostRead> Context::start_read(const void* from, std::int64_t bytes) {
-  refuse_in_recording("reading device memory");
+  refuse_in_recording(*this, "reading device memory");
   const cudaStream_t stream = this->stream();
   const PinnedBlock block = pinned_.take(std::max<std::int64_t>(bytes, 1));
   log_.add("copy from the device");
@@ -201,7 +194,7 @@ void Context::fill(void* to, std::uint8_t value, std::int64_t bytes) {
 }
 
 void Context::synchronize() {
-  refuse_in_recording("waiting for the device");
+  refuse_in_recording(*this, "waiting for the device");
   check(cudaStreamSynchronize(stream()), "waiting for the device");
   log_.ended(log_.queued());
   check_faults();
@@ -243,7 +236,7 @@ std::atomic<std::uint32_t>& Context::progress(int queue_index) {
 std::unique_ptr<DeviceGraph> Context::record(const std::function<void()>& work) {
   check(!is_recording(), "a graph is being recorded already");
   RankContext::current().join_queues(device());  // no wait within the recording is left
-  return Graph::record(*this, work);
+  return graphs_.record(work);
 }
 
 Workspace::Workspace(Context& context, std::int64_t bytes)

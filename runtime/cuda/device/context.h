@@ -3,11 +3,11 @@
 // behind it, pinned staging, library handles.
 #include <memory>
 #include <string>
-#include <vector>
 
 #include <cuda_runtime_api.h>
 
 #include "runtime/cuda/device/check.h"
+#include "runtime/cuda/device/graph.h"
 #include "runtime/cuda/device/launch_log.h"
 #include "runtime/cuda/device/pinned.h"
 #include "runtime/exec/backend.h"
@@ -20,9 +20,6 @@ class Attention;
 class Blas;
 class EventPool;
 class Faults;
-class Graph;
-class GraphMemory;
-class PinnedRead;
 
 class Context final : public DeviceContext {
  public:
@@ -33,7 +30,7 @@ class Context final : public DeviceContext {
 
   Device device() const override { return Device::cuda(static_cast<std::uint8_t>(index_)); }
   std::string describe() const override;
-  Allocator& allocator() override { return recording_ ? *recording_ : *allocator_; }
+  Allocator& allocator() override { return graphs_.recording() ? *graphs_.recording() : *allocator_; }
   void upload(void* to, const void* from, std::int64_t bytes) override;
   void download(void* to, const void* from, std::int64_t bytes) override;
   std::unique_ptr<HostRead> start_read(const void* from, std::int64_t bytes) override;
@@ -44,7 +41,7 @@ class Context final : public DeviceContext {
   std::shared_ptr<std::byte> pinned(std::int64_t bytes) override;
   std::atomic<std::uint32_t>& progress(int queue_index) override;
   std::unique_ptr<DeviceGraph> record(const std::function<void()>& work) override;
-  bool is_recording() const override { return recording_ != nullptr; }
+  bool is_recording() const override { return graphs_.recording() != nullptr; }
   void drop_failures() noexcept override;
 
   /// The stream of this rank's kernels. Makes the device the thread's current one, as launches need. Throws if the
@@ -60,7 +57,7 @@ class Context final : public DeviceContext {
   int multiprocessors() const { return properties_.multiProcessorCount; }
   PinnedPool& pinned_pool() { return pinned_; }
   /// Memory that outlives a recording.
-  Allocator& lasting_allocator() { return *allocator_; }
+  DeviceAllocator& lasting_allocator() { return *allocator_; }
   /// cuBLASLt's handle, workspace and choice of algorithms; made at first use.
   Blas& blas();
   /// Attention's kernels and cuDNN's plans; made at first use.
@@ -71,11 +68,6 @@ class Context final : public DeviceContext {
   void check_faults();
 
  private:
-  friend class Graph;
-  friend class PinnedRead;
-  void let_go_of_reads() noexcept;
-  void refuse_in_recording(const char* what) const;
-
   const int index_;
   LaunchLog log_;
   cudaDeviceProp properties_{};
@@ -84,10 +76,7 @@ class Context final : public DeviceContext {
   const std::shared_ptr<std::uint64_t> num_fills_ =
       std::make_shared<std::uint64_t>(0);  // by allocators, in debug builds
   DeviceAllocator* allocator_;
-  DeviceAllocator* recording_ = nullptr;  // memory of graphs, while one is recorded
-  std::unique_ptr<GraphMemory> graph_memory_;
-  std::vector<Graph*> graphs_;      // those that live
-  std::vector<PinnedRead*> reads_;  // the same
+  Graphs graphs_{*this, num_fills_};
   PinnedPool pinned_;
   std::shared_ptr<std::byte> progress_;  // words for which streams wait, a cache line each
   std::unique_ptr<Faults> faults_;

@@ -72,44 +72,48 @@ void GraphMemory::add(int graphs) {
   pool_->accounting().reset_peaks();
 }
 
-Graph::Graph(Context& context) : context_(&context) { context.graphs_.push_back(this); }
+Graph::Graph(Graphs& of) : of_(&of) { of.list_.push_back(this); }
 
 Graph::~Graph() { let_go(); }
 
 void Graph::let_go() {
-  if (!context_) return;
+  if (!of_) return;
   if (executable_) {
-    (void)cudaStreamSynchronize(context_->stream_);  // it may still run
+    (void)cudaStreamSynchronize(of_->stream_);  // it may still run
     (void)cudaGraphExecDestroy(executable_);
-    context_->graph_memory_->add(-1);
-    context_->graph_memory_->account(context_->allocator_->accounting());
+    of_->memory_->add(-1);
+    of_->memory_->account(of_->context_.lasting_allocator().accounting());
   }
-  std::erase(context_->graphs_, this);
+  std::erase(of_->list_, this);
   executable_ = nullptr;
-  context_ = nullptr;
+  of_ = nullptr;
 }
 
-std::unique_ptr<DeviceGraph> Graph::record(Context& context, const std::function<void()>& work) {
-  const cudaStream_t stream = context.stream();
-  std::unique_ptr<Graph> graph(new Graph(context));
-  if (!context.graph_memory_)
-    context.graph_memory_ = std::make_unique<GraphMemory>(context.index_, stream, context.num_fills_);
-  GraphMemory& memory = *context.graph_memory_;
+void Graphs::end() {
+  while (!list_.empty()) list_.back()->let_go();
+  memory_.reset();
+}
+
+std::unique_ptr<DeviceGraph> Graphs::record(const std::function<void()>& work) {
+  stream_ = context_.stream();
+  auto graph = std::make_unique<Graph>(*this);
+  if (!memory_) memory_ = std::make_unique<GraphMemory>(context_.device().index, stream_, num_fills_);
+  DeviceAllocator& lasting = context_.lasting_allocator();
   // The recording asks for what the program has just freed; both at once may not fit.
-  context.allocator_->release_unused();
-  memory.set_limit(*context.allocator_, context.allocator_->accounting());
-  Capture capture(stream);
+  lasting.release_unused();
+  memory_->set_limit(lasting, lasting.accounting());
+  Capture capture(stream_);
   struct Redirect {  // allocations of the recording
-    Context& context;
+    Graphs& graphs;
     ~Redirect() {
-      context.recording_ = nullptr;
-      context.log().set_recording(false);
+      graphs.recording_ = nullptr;
+      graphs.context_.log().set_recording(false);
     }
   };
   {
-    const Redirect redirect{context};
-    context.recording_ = &memory.pool();
-    context.log().set_recording(true);
+    const Redirect redirect{*this};
+    recording_ = &memory_->pool();
+    context_.log().set_recording(true);
     work();
   }
   const cudaGraph_t recorded = capture.end();
@@ -120,18 +124,19 @@ std::unique_ptr<DeviceGraph> Graph::record(Context& context, const std::function
   check(counted, "counting the nodes of a graph");
   check(instantiated, "instantiating a graph");
   graph->num_nodes_ = static_cast<std::int64_t>(nodes);
-  memory.add(1);
-  memory.account(context.allocator_->accounting());
+  memory_->add(1);
+  memory_->account(lasting.accounting());
   return graph;
 }
 
 void Graph::launch() {
-  sherd::check(context_ != nullptr, "a recorded graph outlived the rank that recorded it");
-  RankContext::current().join_queues(context_->device());  // it asks no storage
-  context_->log().add("a recorded graph; its kernels are listed if the step is not compiled");
-  check(cudaGraphLaunch(executable_, context_->stream()), "starting a graph");
+  sherd::check(of_ != nullptr, "a recorded graph outlived the rank that recorded it");
+  Context& context = of_->context_;
+  RankContext::current().join_queues(context.device());  // it asks no storage
+  context.log().add("a recorded graph; its kernels are listed if the step is not compiled");
+  check(cudaGraphLaunch(executable_, context.stream()), "starting a graph");
 }
 
-std::int64_t Graph::reserved_bytes() const { return context_ ? context_->graph_memory_->pool().reserved_bytes() : 0; }
+std::int64_t Graph::reserved_bytes() const { return of_ ? of_->memory_->pool().reserved_bytes() : 0; }
 
 }  // namespace sherd::cuda

@@ -2,6 +2,8 @@
 // Work of a stream recorded once and started again in one call.
 #include <functional>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 
@@ -38,23 +40,48 @@ class GraphMemory {
   CategoryBytes kept_{};  // in the rank's account
 };
 
-class Graph final : public DeviceGraph {
+class Graph;
+
+/// All graphs of a context.
+class Graphs {
  public:
+  /// `num_fills` counts what their memory puts on the stream.
+  Graphs(Context& context, std::shared_ptr<std::uint64_t> num_fills)
+      : context_(context), num_fills_(std::move(num_fills)) {}
+  Graphs(const Graphs&) = delete;
+  Graphs& operator=(const Graphs&) = delete;
   /// Records what `work` queues on the context's stream. Throws what `work` throws, or Error if CUDA refuses; then
   /// nothing was recorded and the context is as before.
-  static std::unique_ptr<DeviceGraph> record(Context& context, const std::function<void()>& work);
+  std::unique_ptr<DeviceGraph> record(const std::function<void()>& work);
+  /// The memory of what is being recorded; null while nothing is.
+  DeviceAllocator* recording() const { return recording_; }
+  /// The context ends before those that live.
+  void end();
+
+ private:
+  friend class Graph;
+  Context& context_;
+  const std::shared_ptr<std::uint64_t> num_fills_;
+  cudaStream_t stream_ = nullptr;
+  DeviceAllocator* recording_ = nullptr;
+  std::unique_ptr<GraphMemory> memory_;
+  std::vector<Graph*> list_;  // those that live
+};
+
+class Graph final : public DeviceGraph {
+ public:
+  explicit Graph(Graphs& of);
   ~Graph() override;
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
   void launch() override;
   std::int64_t num_nodes() const override { return num_nodes_; }
   std::int64_t reserved_bytes() const override;
-  /// The context ends before the graph.
-  void let_go();
 
  private:
-  explicit Graph(Context& context);
-  Context* context_;
+  friend class Graphs;
+  void let_go();
+  Graphs* of_;  // null: the context has ended
   cudaGraphExec_t executable_ = nullptr;
   std::int64_t num_nodes_ = 0;
 };

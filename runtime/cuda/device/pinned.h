@@ -14,6 +14,8 @@ namespace sherd::cuda {
 /// Pinned memory, not initialised; freed with its last handle, which waits for the device.
 std::shared_ptr<std::byte> allocate_pinned(std::int64_t bytes);
 
+class PinnedRead;
+
 /// A pinned buffer and the event of its last copy.
 struct PinnedBlock {
   std::shared_ptr<std::byte> memory{};
@@ -36,6 +38,8 @@ class PinnedPool {
   void give_back(PinnedBlock block);
   /// Ends the event of a block that does not come back; nothing of it may be in flight.
   static void destroy(const PinnedBlock& block);
+  /// Reads of device memory that live; each holds a block.
+  std::vector<PinnedRead*>& reads() { return reads_; }
 
  private:
   static constexpr std::size_t kMaxInFlight = 8;
@@ -43,6 +47,7 @@ class PinnedPool {
 
   std::vector<PinnedBlock> free_;
   std::deque<PinnedBlock> in_flight_;  // in the order of their copies
+  std::vector<PinnedRead*> reads_;
 };
 
 }  // namespace sherd::cuda
