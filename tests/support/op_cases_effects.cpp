@@ -104,8 +104,7 @@ void add_unit_cases(OpCases& cases) {
   add("gather_start", {bytes, bytes}, UnitAttrs{unit});
   add("restore", {bytes}, UnitAttrs{unit});
   add("release", {bytes}, UnitAttrs{unit});
-  add("gradient_buffer", {}, BufferAttrs{{0}});
-  add("communication_buffer", {}, BufferAttrs{{0}});
+  add("buffer", {}, BufferAttrs{{0}});
   add("reduce_start", {bytes}, UnitReduceAttrs{.unit = unit, .scale = 0.5});
   add("replica_sum_start", {}, ReplicaSumAttrs{.unit = unit});
   // Homes that are memory of the host; files are in offload_test.

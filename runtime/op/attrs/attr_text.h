@@ -5,6 +5,7 @@
 //   value       3   -0.5   inf   true   f32   cuda:1   dp#1   "any text"   [2,3]   {piece=0 offset=64}
 #include <cstddef>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "runtime/op/attrs/attrs.h"
+#include "runtime/tensor/error.h"
 
 namespace sherd {
 
@@ -110,5 +112,17 @@ class AttrReader {
   std::size_t at_ = 0;
   Now now_;
 };
+
+/// The one of `all` whose name comes next. Error that lists them.
+template <class E>
+E read_name(AttrReader& in, std::initializer_list<E> all, std::string_view what) {
+  const std::string_view word = in.word();
+  std::string names;
+  for (const E value : all) {
+    if (name(value) == word) return value;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", name(value));
+  }
+  in.refuse(fmt::format("{} ({})", what, names));
+}
 
 }  // namespace sherd

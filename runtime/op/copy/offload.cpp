@@ -200,7 +200,7 @@ constinit const Op op::fetch{
     .infer = infer_fetch,
     .traits = {.collective = true, .issues = true},
     .no_gradient = "moves bytes",
-    .category = MemoryCategory::optimizer,
+    .account = [](AttrsView) { return MemoryCategory::optimizer; },
     .device = [](AttrsView attrs) { return attrs.as<OffloadAttrs>().device; },
     .queue = queue_of_offload,
 };
@@ -212,7 +212,7 @@ constinit const Op op::fetch_gradients{
     .infer = infer_fetch,
     .traits = {.collective = true, .issues = true},
     .no_gradient = "moves bytes",
-    .category = MemoryCategory::gradients,
+    .account = [](AttrsView) { return MemoryCategory::gradients; },
     .device = [](AttrsView attrs) { return attrs.as<OffloadAttrs>().device; },
     .queue = queue_of_offload,
 };
@@ -224,7 +224,7 @@ constinit const Op op::fetch_shards{
     .infer = infer_fetch_shards,
     .traits = {.collective = true, .issues = true, .versions = true},
     .no_gradient = "moves bytes",
-    .category = MemoryCategory::parameters,
+    .account = [](AttrsView) { return MemoryCategory::parameters; },
     .device = [](AttrsView attrs) { return attrs.as<OffloadAttrs>().device; },
     .queue = queue_of_offload,
 };

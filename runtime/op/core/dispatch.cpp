@@ -57,9 +57,13 @@ bool can_donate(const Tensor& t, const TensorMeta& meta, Device device) {
          t.storage()->bytes() == t.bytes() && t.storage()->owner == nullptr && !t.storage()->is_borrowed();
 }
 
+MemoryCategory account_of(const OpCall& call) {
+  return call.op.account ? call.op.account(call.attrs) : MemoryCategory::activations;
+}
+
 // Dense, in the order of dims that the row's infer asks for.
 Tensor allocate_ordered(const OpCall& call, const TensorMeta& meta, Device device) {
-  const Tensor dense = Tensor::empty(meta.shape, meta.dtype, device, call.op.category);
+  const Tensor dense = Tensor::empty(meta.shape, meta.dtype, device, account_of(call));
   return Tensor::make(dense.storage(), meta.shape, meta.strides, 0, meta.dtype, device);
 }
 
@@ -73,7 +77,7 @@ Tensor allocate_output(const OpCall& call, const TensorMeta& meta, Device device
         if (!call.op.traits.collective) t.storage()->wait_to_write();  // a queue may still read it
         return Tensor::make_dense(t.storage(), meta.shape, meta.dtype, device);
       }
-  return Tensor::empty(meta.shape, meta.dtype, device, call.op.category);
+  return Tensor::empty(meta.shape, meta.dtype, device, account_of(call));
 }
 
 Tensors make_views(const OpCall& call, const Metas& metas) {

@@ -126,13 +126,13 @@ struct Op {
   Needs needs{};
   Vjp vjp = nullptr;
   bool recompute = false;  ///< cheap, and the vjp reads all inputs: the tape keeps no copy of output 0, it runs again
-  std::string_view no_gradient{};                         ///< why there is no vjp: "integer result", "effect"
-  int (*mutated)(const InferCall&) = nullptr;             ///< how many of the first inputs the kernel writes in place
-  MemoryCategory category = MemoryCategory::activations;  ///< which account fresh outputs are charged to
-  Device (*device)(AttrsView) = nullptr;                  ///< where outputs are made, if inputs do not say
-  Flops flops = nullptr;                                  ///< of a call, if op_cost() cannot count them by dims
-  QueueOf queue = nullptr;                                ///< where the work goes; null: it is done on return
-  ResidencyChange residency{};                            ///< the inputs whose bytes come or go
+  std::string_view no_gradient{};                  ///< why there is no vjp: "integer result", "effect"
+  int (*mutated)(const InferCall&) = nullptr;      ///< how many of the first inputs the kernel writes in place
+  MemoryCategory (*account)(AttrsView) = nullptr;  ///< which fresh outputs are charged to; null: activations
+  Device (*device)(AttrsView) = nullptr;           ///< where outputs are made, if inputs do not say
+  Flops flops = nullptr;                           ///< of a call, if op_cost() cannot count them by dims
+  QueueOf queue = nullptr;                         ///< where the work goes; null: it is done on return
+  ResidencyChange residency{};                     ///< the inputs whose bytes come or go
   std::uint32_t optional = 0;  ///< the inputs that a call may leave empty, as a bit mask; kAnyInput: all
   /// No column but a cache: the row's entry in the process's table, null until the row is added. See kernels_of().
   mutable std::atomic<const RowKernels*> kernels{nullptr};

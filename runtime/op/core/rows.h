@@ -42,7 +42,7 @@ extern const Op adamw, sgd, count_step, power_sum, power_sum_from;
 // collective.cpp
 extern const Op all_reduce, all_gather, reduce_scatter, all_to_all, broadcast;
 // unit.cpp
-extern const Op gather_start, restore, release, gradient_buffer, communication_buffer, reduce_start, replica_sum_start;
+extern const Op gather_start, restore, release, buffer, reduce_start, replica_sum_start;
 // transfer.cpp
 extern const Op to_device;
 // wait.cpp

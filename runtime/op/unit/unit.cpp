@@ -3,7 +3,6 @@
 #include "runtime/op/unit/unit.h"
 
 #include <algorithm>
-#include <initializer_list>
 
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/device_support.h"
@@ -218,7 +217,8 @@ void run_restore(const KernelCall& c) {
 
 void run_release(const KernelCall& c) { c.in[0].storage()->release_data(); }
 
-void leave_as_is(const KernelCall&) {}
+// Nobody can write bytes so often.
+void take_no_version(const KernelCall& c) { c.out[0].storage()->set_version(~std::uint32_t{0}); }
 
 // ---- reductions ----
 
@@ -414,19 +414,6 @@ QueueUse queue_of_replica_sum(AttrsView attrs) {
 }
 
 constexpr Traits kCommunicates{.collective = true, .issues = true, .effect = true};
-Device device_of(AttrsView attrs) { return attrs.as<BufferAttrs>().device; }
-
-/// The one of `all` whose name comes next.
-template <class E>
-E read_name(AttrReader& in, std::initializer_list<E> all, std::string_view what) {
-  const std::string_view word = in.word();
-  std::string names;
-  for (const E value : all) {
-    if (name(value) == word) return value;
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", name(value));
-  }
-  in.refuse(fmt::format("{} ({})", what, names));
-}
 
 }  // namespace
 
@@ -437,6 +424,13 @@ std::string_view name(AddTo add_to) {
 void AttrValue<AddTo>::print(const AddTo& value, AttrWriter& out) { out.raw(sherd::name(value)); }
 void AttrValue<AddTo>::read(AddTo& value, AttrReader& in) {
   value = read_name(in, {AddTo::nothing, AddTo::gradient, AddTo::unsummed}, "addition");
+}
+
+void AttrValue<MemoryCategory>::print(const MemoryCategory& value, AttrWriter& out) { out.raw(sherd::name(value)); }
+void AttrValue<MemoryCategory>::read(MemoryCategory& value, AttrReader& in) {
+  using enum MemoryCategory;
+  value =
+      read_name(in, {parameters, unsharded, gradients, optimizer, activations, communication, workspace}, "account");
 }
 
 void AttrValue<ReduceKind>::print(const ReduceKind& value, AttrWriter& out) { out.raw(sherd::name(value)); }
@@ -476,26 +470,15 @@ constinit const Op op::release{
     .residency = {.releases = 1u << 0},
 };
 
-constinit const Op op::gradient_buffer{
-    .name = "gradient_buffer",
-    .doc = "Bytes u8[n] for gradients, not initialised.",
+constinit const Op op::buffer{
+    .name = "buffer",
+    .doc = "Bytes u8[n] that rows of units and copies work in, not initialised, in the account that is named.",
     .attrs = &attr_kind<BufferAttrs>,
     .infer = infer_buffer,
-    .traits = {.issues = true},
+    .traits = {.issues = true, .versions = true},
     .no_gradient = "no inputs",
-    .category = MemoryCategory::gradients,
-    .device = device_of,
-};
-
-constinit const Op op::communication_buffer{
-    .name = "communication_buffer",
-    .doc = "Bytes u8[n] that a collective works in, not initialised.",
-    .attrs = &attr_kind<BufferAttrs>,
-    .infer = infer_buffer,
-    .traits = {.issues = true},
-    .no_gradient = "no inputs",
-    .category = MemoryCategory::communication,
-    .device = device_of,
+    .account = [](AttrsView attrs) { return attrs.as<BufferAttrs>().account; },
+    .device = [](AttrsView attrs) { return attrs.as<BufferAttrs>().device; },
 };
 
 constinit const Op op::reduce_start{
@@ -521,13 +504,9 @@ constinit const Op op::replica_sum_start{
 };
 
 void register_unit(OpTable& table) {
-  const std::pair<const Op*, Kernel> rows[] = {{&op::gather_start, run_gather},
-                                               {&op::restore, run_restore},
-                                               {&op::release, run_release},
-                                               {&op::gradient_buffer, leave_as_is},
-                                               {&op::reduce_start, run_reduce},
-                                               {&op::communication_buffer, leave_as_is},
-                                               {&op::replica_sum_start, run_replica_sum}};
+  const std::pair<const Op*, Kernel> rows[] = {
+      {&op::gather_start, run_gather}, {&op::restore, run_restore},     {&op::release, run_release},
+      {&op::buffer, take_no_version},  {&op::reduce_start, run_reduce}, {&op::replica_sum_start, run_replica_sum}};
   for (const auto& [row, kernel] : rows) {
     table.add({row});
     table.kernel(*row, kernel);
@@ -554,12 +533,14 @@ void release_unit(const UnitLayout& unit, const Tensor& full) {
   call_op(op::release, in, UnitAttrs{unit});
 }
 
-Tensor gradient_buffer(std::int64_t bytes, Device device) {
-  return call(op::gradient_buffer, BufferAttrs{{bytes}, device});
+Tensor buffer(std::int64_t bytes, MemoryCategory account, Device device) {
+  return call(op::buffer, BufferAttrs{{bytes}, account, device});
 }
 
+Tensor gradient_buffer(std::int64_t bytes, Device device) { return buffer(bytes, MemoryCategory::gradients, device); }
+
 Tensor communication_buffer(std::int64_t bytes, Device device) {
-  return call(op::communication_buffer, BufferAttrs{{bytes}, device});
+  return buffer(bytes, MemoryCategory::communication, device);
 }
 
 void start_reduce(const UnitReduceAttrs& attrs, const Tensor& full, std::span<const Tensor> out) {

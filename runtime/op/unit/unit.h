@@ -5,6 +5,7 @@
 //   gather_start(shards, full)           every rank's shards at their place in `full`, cast; on the queue "gather"
 //   restore(full)                        makes the bytes of `full` present, for gathers that rows of their own fill
 //   release(full)                        frees the bytes of `full`; handles stay
+//   buffer() -> u8[bytes]                fresh bytes that rows work in, in the account that the attributes name
 //   reduce_start(out..., gradients)      full gradients summed over shards, each rank's part into `out`; on "reduce"
 //   replica_sum_start(sum..., out...)    those parts summed over replicas (HSDP), after it; on "replicate", so that the
 //                                        next unit's reduction does not wait for a sum over a slower link. A second
@@ -28,11 +29,18 @@ struct UnitAttrs {
   static constexpr AttrField fields[] = {attr<&UnitAttrs::unit>("unit")};
 };
 
-/// Attributes of gradient_buffer and communication_buffer.
+/// "gradients", ...
+template <>
+struct AttrValue<MemoryCategory> : AttrIdentity<MemoryCategory> {
+  static void print(const MemoryCategory& value, AttrWriter& out);
+  static void read(MemoryCategory& value, AttrReader& in);
+};
+/// Attributes of buffer.
 struct BufferAttrs {
   Shape shape;  ///< [bytes]
+  MemoryCategory account = MemoryCategory::communication;
   Device device{};
-  static constexpr AttrField fields[] = {attr<&BufferAttrs::shape>("shape"),
+  static constexpr AttrField fields[] = {attr<&BufferAttrs::shape>("shape"), attr<&BufferAttrs::account>("account"),
                                          attr<&BufferAttrs::device>("device").optional()};
 };
 
@@ -112,7 +120,9 @@ void start_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& fu
 void restore_unit(const UnitLayout& unit, const Tensor& full);
 /// Frees the bytes of `full`; waits for a gather that fills them.
 void release_unit(const UnitLayout& unit, const Tensor& full);
-/// A fresh u8 tensor of `bytes`, not initialised: in the account of gradients, or in that of communication.
+/// A fresh u8 tensor of `bytes`, not initialised and of no version, which writes give it.
+Tensor buffer(std::int64_t bytes, MemoryCategory account, Device device);
+/// In the account of gradients, or in that of communication.
 Tensor gradient_buffer(std::int64_t bytes, Device device);
 Tensor communication_buffer(std::int64_t bytes, Device device);
 /// Reduces the full gradients in `full`, u8, into `out`: one dense tensor for each of attrs.pieces, of this rank's part
