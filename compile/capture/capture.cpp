@@ -223,14 +223,14 @@ TensorRef Recorder::read_from(const Tensor& tensor, std::string_view reader) {
   return ref;
 }
 
-// (A home of what is offloaded is written before it is read, and by evict alone.)
+// (A home of what is offloaded is written before it is read, and by copies alone.)
 void Recorder::check_writable(const Op& op, ValueId id) const {
   const Value& value = program_.value(id);
   const auto was_before = [&](const Storage& storage) {
     return !context_.is_own(storage.id()) || storage.id() <= start_id_;
   };
   check(value.kind != ValueKind::constant || was_before(*live_.storage(value)) || value.bytes == 0 ||
-            (&op == &op::evict && home_of(*live_.storage(value))),
+            (&op == &op::copy_start && home_of(*live_.storage(value))),
         "{} writes into a tensor that the step filled on the host ({}{}): a replay would find it written already; make "
         "it with an op such as zeros() or full()",
         op.name, name(value.home.dtype), value.home.shape);
@@ -241,8 +241,8 @@ void Recorder::note_residency(GraphNode& node) {
   const ResidencyChange& change = node.op->residency;
   if ((change.restores | change.releases) == 0) return;
   for (std::size_t i = 0; i < node.in.size(); ++i) {
-    const bool restores = change.restores_input(i);
-    if (!restores && !change.releases_input(i)) continue;
+    const bool restores = change.restores_input(i, node.attrs);
+    if (!restores && !change.releases_input(i, node.attrs)) continue;
     const ValueId value = node.in[i].value;
     const auto present = is_present_.find(value);
     if (present == is_present_.end()) continue;

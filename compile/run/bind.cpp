@@ -37,7 +37,7 @@ ConstantContent content_of(const Ref<Storage>& storage) {
 std::vector<bool> homes_of(const Program& program) {
   std::vector<bool> are_homes(program.constants.size());
   for (const GraphNode& node : program.nodes) {
-    if (node.op != &op::evict) continue;
+    if (node.op != &op::copy_start) continue;
     for (std::size_t i = 0; i < static_cast<std::size_t>(node.num_mutated); ++i)
       if (const Value& home = program.value(node.in[i].value); home.kind == ValueKind::constant)
         are_homes[static_cast<std::size_t>(home.source)] = true;

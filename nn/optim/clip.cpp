@@ -125,7 +125,7 @@ NormPiece fetched(StatePiece runs, std::span<const Tensor> list) {
       device = home->device;
       piece.homes.push_back(elements_of(list[run.parameter], run));
     }
-  if (!piece.homes.empty()) piece.here = fetch_gradients(piece.homes, {.device = device});
+  if (!piece.homes.empty()) piece.here = fetch(piece.homes, {.device = device}, MemoryCategory::gradients);
   return piece;
 }
 

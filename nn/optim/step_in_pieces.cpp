@@ -148,7 +148,7 @@ void StepInPieces::start(StatePiece piece) {
   const OffloadAttrs attrs{.device = device_of(slots_, next.piece)};
   if (!next.homes.empty()) next.here = take_ahead(next.piece);
   if (!next.homes.empty() && !next.here.defined()) next.here = fetch(next.homes, attrs);
-  if (!next.gradient_homes.empty()) next.gradients_here = fetch_gradients(next.gradient_homes, attrs);
+  if (!next.gradient_homes.empty()) next.gradients_here = fetch(next.gradient_homes, attrs, MemoryCategory::gradients);
   if (has_begun() && std::ssize(in_backward_->order_now) < in_backward_->in_flight - kLeaving)
     in_backward_->order_now.push_back(next.piece);
   pieces_->fetched.push_back(std::move(next));

@@ -12,7 +12,6 @@
 
 #include "runtime/memory/allocator.h"
 #include "runtime/op/copy/offload_homes.h"
-#include "runtime/op/core/dispatch.h"
 #include "runtime/op/unit/buffer_views.h"
 
 namespace sherd {
@@ -136,9 +135,8 @@ class OffloadSaved::Saves : public std::enable_shared_from_this<Saves> {
       return;
     }
     bytes.home = homes_->take(bytes.here.numel());
-    Tensor in[] = {bytes.home, bytes.here};
-    call_op(op::evict, in,
-            OffloadAttrs{.device = bytes.here.device(), .in_flight = room_for(bytes.size), .activations = true});
+    evict({&bytes.home, 1}, bytes.here,
+          {.device = bytes.here.device(), .in_flight = room_for(bytes.size), .activations = true});
     leave(bytes);
     bytes.here = Tensor();
     bytes.place = Bytes::Place::away;
@@ -158,13 +156,11 @@ class OffloadSaved::Saves : public std::enable_shared_from_this<Saves> {
   }
 
   void fetch(Bytes& bytes) {
-    const Device device = homes_->store().device();
-    const Tensor to = Tensor::empty({align(bytes.home.numel())}, DType::u8, device, MemoryCategory::activations);
-    call_op_into(op::fetch, {&bytes.home, 1},
-                 OffloadAttrs{.device = device, .in_flight = kUnbounded, .activations = true}, to, false);
+    const OffloadAttrs attrs{.device = homes_->store().device(), .in_flight = kUnbounded, .activations = true};
+    Tensor here = sherd::fetch({&bytes.home, 1}, attrs, MemoryCategory::activations);
     leave(bytes);
-    bytes.here = to;
-    bytes.version = to.storage()->version();
+    bytes.here = std::move(here);
+    bytes.version = bytes.here.storage()->version();
     bytes.place = Bytes::Place::coming;
     coming_bytes_ += bytes.size;
   }

@@ -178,7 +178,7 @@ TEST(ActivationOffload, HomesOfARecordedStepHaveNoContent) {
   const Program program = lower(graph);
   std::size_t homes = 0;
   for (const GraphNode& node : program.nodes)
-    if (node.op == &op::evict) {
+    if (node.op == &op::copy_start && node.attrs.as<OffloadAttrs>().kind == CopyKind::evict) {
       ++homes;
       const Value& home = program.value(node.in[0].value);
       ASSERT_EQ(home.kind, ValueKind::constant);

@@ -222,14 +222,18 @@ TEST(Offload, AWriteThatFailsIsTheErrorOfWhoReadsTheHome) {
 
 TEST(Offload, RowsRefuseWhatDoesNotFit) {
   const Tensor bytes = Tensor::empty({64}, DType::u8);
-  std::vector<Tensor> floats{ones({4})}, wrong{bytes, Tensor::empty({100}, DType::u8)};
-  expect_error([&] { call_op(op::fetch, floats, OffloadAttrs{}); }, {"homes are u8[n]"});
-  expect_error([&] { call_op(op::evict, wrong, OffloadAttrs{}); }, {"they take u8[64]"});
+  std::vector<Tensor> floats{Tensor::empty({64}, DType::u8), ones({4})};
+  const Tensor wrong = Tensor::empty({100}, DType::u8);
+  expect_error([&] { call_op(op::copy_start, floats, OffloadAttrs{}); }, {"input 1 is f32[4]", "homes are u8[n]"});
+  expect_error([&] { evict({&bytes, 1}, wrong, {}); }, {"copy_start evict: input 1 is u8[100]", "homes are u8[64]"});
+  expect_error([&] { fetch({&bytes, 1}, {.in_flight = 0}); }, {"the least is 1"});
+  std::vector<Tensor> three{bytes, bytes, bytes};
+  expect_error([&] { call_op(op::copy_start, three, OffloadAttrs{.kind = CopyKind::refresh}); },
+               {"copy_start refresh of 2 homes"});
+  expect_error([&] { fetch_into(bytes, Tensor::empty({32}, DType::u8), {}); },
+               {"input 0 is u8[32]", "homes are u8[64]"});
   std::vector<Tensor> one{bytes};
-  expect_error([&] { call_op(op::fetch, one, OffloadAttrs{.in_flight = 0}); }, {"the least is 1"});
-  std::vector<Tensor> two{bytes, Tensor::empty({32}, DType::u8)};
-  expect_error([&] { call_op(op::fetch_shards, two, OffloadAttrs{}); }, {"fetch_shards of 2 homes"});
-  expect_error([&] { call_op(op::fetch_into, two, OffloadAttrs{}); }, {"where a home u8[64] goes"});
+  expect_error([&] { call_op(op::copy_start, one, OffloadAttrs{}); }, {"copy_start needs homes"});
 }
 
 }  // namespace

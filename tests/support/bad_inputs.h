@@ -65,8 +65,8 @@ struct BadInput {
   /// Whether the call is right as it is: an input that the row takes as a place, does not need, or only looks at.
   bool may_succeed() const {
     if (lacks == Lacks::tensor) return op.optional == kAnyInput || (input < 32 && (op.optional >> input & 1u));
-    return op.traits.view || op.traits.waits || op.residency.restores_input(input) ||
-           op.residency.releases_input(input);
+    return op.traits.view || op.traits.waits || op.residency.restores_input(input, test_case.attrs) ||
+           op.residency.releases_input(input, test_case.attrs);
   }
   std::string_view message() const { return lacks == Lacks::tensor ? " is empty" : " is released"; }
   std::vector<Tensor> inputs(StorageOwner& owner) const {

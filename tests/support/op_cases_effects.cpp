@@ -108,24 +108,18 @@ void add_unit_cases(OpCases& cases) {
   add("reduce_start", {bytes}, UnitReduceAttrs{.unit = unit, .scale = 0.5});
   add("replica_sum_start", {}, ReplicaSumAttrs{.unit = unit});
   // Homes that are memory of the host; files are in offload_test.
-  const auto home = [](std::int64_t n) { return Arg{.draw = Draw::bytes, .shape = {n}}; };
-  cases.push_back(
-      {.op = "fetch", .name = "two", .args = {home(64), home(5)}, .attrs = OffloadAttrs{}, .dense_only = true});
-  cases.push_back({.op = "fetch", .name = "empty", .args = {home(0)}, .attrs = OffloadAttrs{}, .dense_only = true});
-  cases.push_back({.op = "fetch_gradients",
-                   .name = "two",
-                   .args = {home(64), home(5)},
-                   .attrs = OffloadAttrs{},
-                   .dense_only = true});
-  cases.push_back(
-      {.op = "fetch_shards", .name = "one", .args = {home(64)}, .attrs = OffloadAttrs{}, .dense_only = true});
-  cases.push_back(
-      {.op = "fetch_into", .name = "empty", .args = {home(0), home(0)}, .attrs = OffloadAttrs{}, .dense_only = true});
-  cases.push_back({.op = "evict",
-                   .name = "two",
-                   .args = {home(64), home(5), home(128)},
-                   .attrs = OffloadAttrs{},
-                   .dense_only = true});
+  const auto of = [](std::int64_t n) { return Arg{.draw = Draw::bytes, .shape = {n}}; };
+  const auto copy = [&](const std::string& name, CopyKind kind, std::vector<Arg> args) {
+    cases.push_back({.op = "copy_start",
+                     .name = name,
+                     .args = std::move(args),
+                     .attrs = OffloadAttrs{.kind = kind},
+                     .dense_only = true});
+  };
+  copy("fetch of two", CopyKind::fetch, {of(128), of(64), of(5)});
+  copy("fetch of nothing", CopyKind::fetch, {of(0), of(0)});
+  copy("refresh of nothing", CopyKind::refresh, {of(0), of(0)});  // of others it hangs on versions: see offload_test
+  copy("evict of two", CopyKind::evict, {of(64), of(5), of(128)});
 }
 
 }  // namespace sherd::testing

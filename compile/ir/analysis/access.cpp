@@ -27,8 +27,8 @@ Access access_to(const Program& program, const ByteRoots& roots, const TensorRef
 // What a row does to the data of a unit's storage that it takes as a place; nothing: it is an operand as any other.
 std::optional<AccessKind> residency_change(const Program& program, const GraphNode& node, std::size_t input) {
   const ResidencyChange& change = node.op->residency;
-  const bool restores = change.restores_input(input);
-  if (!restores && !change.releases_input(input)) return {};
+  const bool restores = change.restores_input(input, node.attrs);
+  if (!restores && !change.releases_input(input, node.attrs)) return {};
   const ValueId value = node.in[input].value;
   if (value == kNoValue || program.value(value).kind != ValueKind::unit) return {};
   return restores ? AccessKind::restored : AccessKind::released;

@@ -8,9 +8,11 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/exec/device_queue.h"
+#include "runtime/op/attrs/attr_text.h"
 #include "runtime/op/core/dispatch.h"
 #include "runtime/op/core/infer.h"
 #include "runtime/op/unit/buffer_views.h"
+#include "runtime/op/unit/unit.h"
 
 namespace sherd {
 
@@ -18,55 +20,37 @@ namespace {
 
 // ---- what calls must be ----
 
-struct HomeBytes {
+CopyKind kind_of(AttrsView attrs) { return attrs.as<OffloadAttrs>().kind; }
+
+// Homes are written by evicts only, and what is written comes first.
+int num_written(const InferCall& call) {
+  return kind_of(call.attrs) == CopyKind::evict ? static_cast<int>(call.in.size()) - 1 : 1;
+}
+
+Metas infer_copy(const InferCall& call) {
+  const auto& a = call.attrs.as<OffloadAttrs>();
+  check(a.in_flight >= 1, "{}: {} items in flight; the least is 1", call.op.name, a.in_flight);
+  check(call.in.size() >= 2, "{} needs homes, and what comes from there or goes there", call.op.name);
+  check(a.kind != CopyKind::refresh || call.in.size() == 2, "{} {} of {} homes; it takes one", call.op.name,
+        name(a.kind), call.in.size() - 1);
+  const std::size_t here = a.kind == CopyKind::evict ? call.in.size() - 1 : 0;
   std::int64_t padded = 0, padding_after_the_last = 0;
-};
-
-HomeBytes check_homes(const InferCall& call, std::size_t count) {
-  check(call.attrs.as<OffloadAttrs>().in_flight >= 1, "{}: {} items in flight; the least is 1", call.op.name,
-        call.attrs.as<OffloadAttrs>().in_flight);
-  HomeBytes bytes;
-  for (std::size_t i = 0; i < count; ++i) {
-    const TensorMeta& home = required(call, i);
-    check(home.dtype == DType::u8 && home.ndim() == 1 && home.is_contiguous(), "{}: input {} is {}; homes are u8[n]",
-          call.op.name, i, home);
-    bytes.padded += align(home.numel());
-    bytes.padding_after_the_last = align(home.numel()) - home.numel();
+  for (std::size_t i = 0; i < call.in.size(); ++i) {
+    const TensorMeta& t = required(call, i);
+    check(t.dtype == DType::u8 && t.ndim() == 1 && t.is_contiguous(), "{}: input {} is {}; {} u8[n]", call.op.name, i,
+          t, i == here ? "where homes go is" : "homes are");
+    if (i == here) continue;
+    padded += align(t.numel());
+    padding_after_the_last = align(t.numel()) - t.numel();
   }
-  return bytes;
-}
-
-Metas infer_fetch(const InferCall& call) {
-  return {TensorMeta{.shape = {check_homes(call, call.in.size()).padded}, .dtype = DType::u8}};
-}
-
-Metas infer_evict(const InferCall& call) {
-  check(call.in.size() >= 1, "evict needs homes and what goes there");
-  const auto [bytes, padding] = check_homes(call, call.in.size() - 1);
-  const TensorMeta& from = required(call, call.in.size() - 1);
-  check(from.dtype == DType::u8 && from.ndim() == 1 && from.is_contiguous() &&
-            (from.numel() == bytes || from.numel() == bytes - padding),
-        "evict: what goes to the homes is {}; they take u8[{}]", from, bytes);
+  const std::int64_t bytes = call.in[here].numel();
+  check(bytes == padded || bytes == padded - padding_after_the_last,
+        "{} {}: input {} is {}; the homes are u8[{}] with what lies between them", call.op.name, name(a.kind), here,
+        call.in[here], padded);
   return {};
 }
 
-Metas infer_fetch_shards(const InferCall& call) {
-  check(call.in.size() == 1, "fetch_shards of {} homes; it takes one", call.in.size());
-  return infer_fetch(call);
-}
-
-Metas infer_fetch_into(const InferCall& call) {
-  check(call.in.size() == 2, "fetch_into needs a home and where its bytes go");
-  check_homes(call, 1);
-  const TensorMeta &home = required(call, 0), &to = required(call, 1);
-  check(to.dtype == DType::u8 && to.ndim() == 1 && to.numel() == home.numel() && to.is_contiguous(),
-        "fetch_into: where a home u8[{}] goes is {}", home.numel(), to);
-  return {};
-}
-
-int all_but_the_last(const InferCall& call) { return static_cast<int>(call.in.size()) - 1; }
-
-QueueUse queue_of_offload(AttrsView attrs) {
+QueueUse queue_of_copy(AttrsView attrs) {
   const auto& a = attrs.as<OffloadAttrs>();
   const std::string_view of_state = a.device == Device::cpu() ? kDiskQueue : kOffloadQueue;
   return {a.activations ? kActivationsQueue : of_state, static_cast<std::size_t>(a.in_flight)};
@@ -75,93 +59,93 @@ QueueUse queue_of_offload(AttrsView attrs) {
 // ---- the work ----
 
 struct Move {
-  std::byte* home;  // null: a gap, which is filled with zeros
-  std::byte* here;
+  std::byte* to;
+  const std::byte* from;  // null: a gap, which is filled with zeros
   std::int64_t bytes;
 };
 
 std::byte* address_of(const Tensor& t) { return t.storage()->address() + t.offset() * byte_size(t.dtype()); }
 
-// Homes that follow each other, as those of a piece do, are one move. A result has no bytes that nobody has written.
-std::vector<Move> moves_between(std::span<const Tensor> homes, const Tensor& here, bool fills_gaps) {
+/// The tensors of a call: its homes, and what holds their bytes one after the other.
+struct Sides {
+  explicit Sides(const KernelCall& call)
+      : is_evict(kind_of(call.attrs) == CopyKind::evict),
+        homes(is_evict ? call.in.first(call.in.size() - 1) : call.in.subspan(1)),
+        here(is_evict ? call.in.back() : call.in[0]) {}
+  const bool is_evict;
+  const std::span<const Tensor> homes;
+  const Tensor& here;
+};
+
+// Homes that follow each other, as those of a piece do, are one move. What is fetched has no bytes that nobody has
+// written.
+std::vector<Move> moves_of(const Sides& sides, bool fills_gaps) {
   std::vector<Move> moves;
-  std::byte* at = address_of(here);
-  for (const Tensor& home : homes) {
-    const std::int64_t bytes = home.numel();
-    std::byte* const from = address_of(home);
-    if (!moves.empty() && moves.back().home + moves.back().bytes == from &&
-        moves.back().here + moves.back().bytes == at)
-      moves.back().bytes += bytes;
-    else if (bytes > 0) moves.push_back({from, at, bytes});
-    if (fills_gaps && align(bytes) > bytes) moves.push_back({nullptr, at + bytes, align(bytes) - bytes});
+  std::byte* at = address_of(sides.here);
+  const std::byte* const end = at + sides.here.numel();
+  for (const Tensor& home : sides.homes) {
+    const std::int64_t bytes = home.numel(), gap = std::min(align(bytes), end - at) - bytes;
+    const Move move = sides.is_evict ? Move{address_of(home), at, bytes} : Move{at, address_of(home), bytes};
+    Move* const last = moves.empty() ? nullptr : &moves.back();
+    if (last && last->from && last->to + last->bytes == move.to && last->from + last->bytes == move.from)
+      last->bytes += bytes;
+    else if (bytes > 0) moves.push_back(move);
+    if (fills_gaps && !sides.is_evict && gap > 0) moves.push_back({at + bytes, nullptr, gap});
     at += align(bytes);
   }
   return moves;
 }
 
-std::span<std::byte> bytes_at(std::byte* address, std::int64_t bytes) {
-  return {address, static_cast<std::size_t>(bytes)};
-}
-
 // Homes of the host that are in no file are memory of somebody else: for who brings a store of his own.
-void move_on_host(const Move& m, bool is_fetch) {
-  if (!m.home) {
-    std::memset(m.here, 0, static_cast<std::size_t>(m.bytes));
-    return;
-  }
-  OffloadFile* const file = OffloadFile::of(m.home);
-  if (file && is_fetch) file->read(m.home, bytes_at(m.here, m.bytes));
-  else if (file) file->write(m.home, bytes_at(m.here, m.bytes));
-  else if (is_fetch) std::memcpy(m.here, m.home, static_cast<std::size_t>(m.bytes));
-  else std::memcpy(m.home, m.here, static_cast<std::size_t>(m.bytes));
+void move_on_host(const Move& m) {
+  const auto size = static_cast<std::size_t>(m.bytes);
+  if (!m.from) std::memset(m.to, 0, size);
+  else if (OffloadFile* const home = OffloadFile::of(m.from)) home->read(m.from, {m.to, size});
+  else if (OffloadFile* const file = OffloadFile::of(m.to)) file->write(m.to, {m.from, size});
+  else std::memcpy(m.to, m.from, size);
 }
 
-void submit(const KernelCall& call, std::span<const Tensor> homes, const Tensor& here, bool is_fetch) {
-  const QueueUse use = queue_of_offload(call.attrs);
-  if (homes.empty()) return;
-  std::vector<Loan> loans{{here.storage(), is_fetch}};
-  for (const Tensor& home : homes)
-    if (std::ranges::none_of(loans, [&](const Loan& loan) { return loan.storage == home.storage(); }))
-      loans.push_back({home.storage(), !is_fetch});
-  const Device device = call.attrs.as<OffloadAttrs>().device;
-  Queue& queue = RankContext::current().queue(use.name, device);
+void submit(const KernelCall& call) {
+  const auto& a = call.attrs.as<OffloadAttrs>();
+  const Sides sides(call);
+  const QueueUse use = queue_of_copy(call.attrs);
+  std::vector<Loan> loans{{sides.here.storage(), !sides.is_evict}};
+  for (const Tensor& home : sides.homes)
+    if (std::ranges::find(loans, home.storage(), &Loan::storage) == loans.end())
+      loans.push_back({home.storage(), sides.is_evict});
+  Queue& queue = RankContext::current().queue(use.name, a.device);
   std::function<void()> run;
-  if (device == Device::cpu()) {
-    run = [moves = moves_between(homes, here, is_fetch), is_fetch] {
-      for (const Move& m : moves) move_on_host(m, is_fetch);
-    };
+  if (a.device == Device::cpu()) {
+    run = [moves = moves_of(sides, true)] { std::ranges::for_each(moves, move_on_host); };
   } else if (!RankContext::current().is_ghost()) {
-    run = [moves = moves_between(homes, here, false), is_fetch, &stream = static_cast<DeviceQueue&>(queue).stream()] {
+    run = [moves = moves_of(sides, false), leaves = sides.is_evict,
+           &stream = static_cast<DeviceQueue&>(queue).stream()] {
       for (const Move& m : moves)
-        if (is_fetch) stream.to_device(m.here, m.home, m.bytes);
-        else stream.to_host(m.home, m.here, m.bytes);
+        if (leaves) stream.to_host(m.to, m.from, m.bytes);
+        else stream.to_device(m.to, m.from, m.bytes);
     };
   }
-  queue.submit({.name = call.op.name,
-                .bytes = here.numel(),
+  queue.submit({.name = name(a.kind),
+                .bytes = sides.here.numel(),
                 .run = std::move(run),
                 .loans = loans,
                 .max_in_flight = use.max_in_flight});
 }
 
-void run_fetch(const KernelCall& call) { submit(call, call.in, call.out[0], true); }
-
-void run_fetch_shards(const KernelCall& call) {
-  submit(call, call.in, call.out[0], true);
-  call.out[0].storage()->set_version(call.in[0].storage()->version());
-}
-
-void run_fetch_into(const KernelCall& call) {
-  const Tensor &home = call.in[0], &to = call.in[1];
-  Storage& bytes = *to.storage();
-  const std::uint32_t version = home.storage()->version();
+void run_copy(const KernelCall& call) {
+  const auto written = call.in.first(static_cast<std::size_t>(num_written({call.op, call.in, call.attrs})));
+  if (kind_of(call.attrs) != CopyKind::refresh) {
+    submit(call);
+    for (const Tensor& t : written) t.storage()->bump_version();
+    return;
+  }
+  Storage& bytes = *written[0].storage();
+  const std::uint32_t version = call.in[1].storage()->version();
   if (bytes.is_present() && bytes.version() == version) return;
   bytes.restore_data();
-  submit(call, call.in.first(1), to, true);
+  submit(call);
   bytes.set_version(version);
 }
-
-void run_evict(const KernelCall& call) { submit(call, call.in.first(call.in.size() - 1), call.in.back(), false); }
 
 // ---- homes ----
 
@@ -193,76 +177,30 @@ std::vector<Tensor> as_bytes(std::span<const Tensor> homes) {
 
 }  // namespace
 
-constinit const Op op::fetch{
-    .name = "fetch",
-    .doc = "Starts to read homes u8[n] of a file, or of the host for a device, into one u8[bytes].",
-    .attrs = &attr_kind<OffloadAttrs>,
-    .infer = infer_fetch,
-    .traits = {.collective = true, .issues = true},
-    .no_gradient = "moves bytes",
-    .account = [](AttrsView) { return MemoryCategory::optimizer; },
-    .device = [](AttrsView attrs) { return attrs.as<OffloadAttrs>().device; },
-    .queue = queue_of_offload,
-};
+std::string_view name(CopyKind kind) {
+  return kind == CopyKind::fetch ? "fetch" : kind == CopyKind::refresh ? "refresh" : "evict";
+}
+void AttrValue<CopyKind>::print(const CopyKind& value, AttrWriter& out) { out.raw(sherd::name(value)); }
+void AttrValue<CopyKind>::read(CopyKind& value, AttrReader& in) {
+  value = read_name(in, {CopyKind::fetch, CopyKind::refresh, CopyKind::evict}, "copy");
+}
 
-constinit const Op op::fetch_gradients{
-    .name = "fetch_gradients",
-    .doc = "Starts to read homes u8[n] of gradients into one u8[bytes].",
+constinit const Op op::copy_start{
+    .name = "copy_start",
+    .doc = "Starts to copy homes u8[n] into one u8[bytes], or that to the homes; what is written comes first.",
     .attrs = &attr_kind<OffloadAttrs>,
-    .infer = infer_fetch,
-    .traits = {.collective = true, .issues = true},
-    .no_gradient = "moves bytes",
-    .account = [](AttrsView) { return MemoryCategory::gradients; },
-    .device = [](AttrsView attrs) { return attrs.as<OffloadAttrs>().device; },
-    .queue = queue_of_offload,
-};
-
-constinit const Op op::fetch_shards{
-    .name = "fetch_shards",
-    .doc = "Starts to read a home u8[n] of a unit's shards into one u8[bytes] of the home's version.",
-    .attrs = &attr_kind<OffloadAttrs>,
-    .infer = infer_fetch_shards,
-    .traits = {.collective = true, .issues = true, .versions = true},
-    .no_gradient = "moves bytes",
-    .account = [](AttrsView) { return MemoryCategory::parameters; },
-    .device = [](AttrsView attrs) { return attrs.as<OffloadAttrs>().device; },
-    .queue = queue_of_offload,
-};
-
-constinit const Op op::fetch_into{
-    .name = "fetch_into",
-    .doc = "Starts to read a home u8[n] into u8[n], which it makes present, unless that is of the home's version.",
-    .attrs = &attr_kind<OffloadAttrs>,
-    .infer = infer_fetch_into,
-    .traits = {.collective = true, .issues = true, .effect = true},
+    .infer = infer_copy,
+    .traits = {.collective = true, .issues = true, .effect = true, .versions = true},
     .no_gradient = "effect",
+    .mutated = num_written,
     .device = [](AttrsView attrs) { return attrs.as<OffloadAttrs>().device; },
-    .queue = queue_of_offload,
-    .residency = {.restores = 1u << 1},
-};
-
-constinit const Op op::evict{
-    .name = "evict",
-    .doc = "Starts to write u8[bytes], laid out as fetch does, to homes u8[n].",
-    .attrs = &attr_kind<OffloadAttrs>,
-    .infer = infer_evict,
-    .traits = {.collective = true, .issues = true, .effect = true},
-    .no_gradient = "effect",
-    .mutated = all_but_the_last,
-    .device = [](AttrsView attrs) { return attrs.as<OffloadAttrs>().device; },
-    .queue = queue_of_offload,
+    .queue = queue_of_copy,
+    .residency = {.restores = 1u << 0, .applies = [](AttrsView attrs) { return kind_of(attrs) == CopyKind::refresh; }},
 };
 
 void register_offload(OpTable& table) {
-  const std::pair<const Op*, Kernel> rows[] = {{&op::fetch, run_fetch},
-                                               {&op::fetch_gradients, run_fetch},
-                                               {&op::fetch_shards, run_fetch_shards},
-                                               {&op::fetch_into, run_fetch_into},
-                                               {&op::evict, run_evict}};
-  for (const auto& [row, kernel] : rows) {
-    table.add({row});
-    table.kernel(*row, kernel);
-  }
+  table.add({&op::copy_start});
+  table.kernel(op::copy_start, run_copy);
 }
 
 const OffloadHome* home_of(const Tensor& tensor) {
@@ -336,30 +274,33 @@ Tensor OffloadStore::allocate(const Shape& shape, DType dtype) {
   return Tensor::make_dense(std::move(home), shape, dtype, Device::cpu());
 }
 
-Tensor fetch(std::span<const Tensor> homes, const OffloadAttrs& attrs) {
+Tensor fetch(std::span<const Tensor> homes, OffloadAttrs attrs, MemoryCategory account) {
   std::vector<Tensor> in = as_bytes(homes);
-  return std::move(call_op(op::fetch, in, attrs)[0]);
-}
-
-Tensor fetch_gradients(std::span<const Tensor> homes, const OffloadAttrs& attrs) {
-  std::vector<Tensor> in = as_bytes(homes);
-  return std::move(call_op(op::fetch_gradients, in, attrs)[0]);
+  std::int64_t bytes = 0;
+  for (const Tensor& home : in) bytes += align(home.numel());
+  in.insert(in.begin(), buffer(bytes, account, attrs.device));
+  attrs.kind = CopyKind::fetch;
+  call_op(op::copy_start, in, attrs);
+  return in[0];
 }
 
 Tensor fetch_shards(const Tensor& home, const OffloadAttrs& attrs) {
-  Tensor in[] = {home};
-  return std::move(call_op(op::fetch_shards, in, attrs)[0]);
+  Tensor here = buffer(align(home.numel()), MemoryCategory::parameters, attrs.device);
+  fetch_into(home, here, attrs);
+  return here;
 }
 
-void fetch_into(const Tensor& home, const Tensor& to, const OffloadAttrs& attrs) {
-  Tensor in[] = {home, to};
-  call_op(op::fetch_into, in, attrs);
+void fetch_into(const Tensor& home, const Tensor& to, OffloadAttrs attrs) {
+  Tensor in[] = {to, home};
+  attrs.kind = CopyKind::refresh;
+  call_op(op::copy_start, in, attrs);
 }
 
-void evict(std::span<const Tensor> homes, const Tensor& from, const OffloadAttrs& attrs) {
+void evict(std::span<const Tensor> homes, const Tensor& from, OffloadAttrs attrs) {
   std::vector<Tensor> in = as_bytes(homes);
   in.push_back(from);
-  call_op(op::evict, in, attrs);
+  attrs.kind = CopyKind::evict;
+  call_op(op::copy_start, in, attrs);
 }
 
 std::vector<Tensor> parts_of(const Tensor& fetched, std::span<const Tensor> homes) {

@@ -1,12 +1,13 @@
 #pragma once
-// Rows that bring bytes into the memory of a rank for a while, and take them back, beside its compute:
+// Copies that bring bytes into the memory of a rank for a while, and take them back, beside its compute. They are calls
+// of one row, which writes the first of its tensors:
 //
-//   fetch(homes...) -> u8[bytes]      a copy of the homes, each at the next multiple of 64: a fresh tensor
-//   fetch_shards(home) -> u8[bytes]   the same in the account of parameters, of the home's version: gathers know by it
-//   fetch_gradients(homes...)         as fetch, in the account of gradients
-//   fetch_into(home, to)              makes the bytes of `to` present and fills them, unless they are of that version
-//   evict(homes..., from)             the same bytes back: the homes are written. `from` may end with the last byte
+//   copy_start(here, homes...) {kind=fetch}   the homes, each at the next multiple of 64 of `here`
+//   copy_start(here, home) {kind=refresh}     the same; makes the bytes of `here` present and of the home's version, or
+//                                             leaves those that are: gathers know by it
+//   copy_start(homes..., here) {kind=evict}   the same bytes back
 //
+// In all three `here` may end with the last byte.
 // A home is a dense tensor of the host whose bytes are in no account: of a file (memory/offload_file.h), or of memory
 // that a device copies from and to by itself. What is fetched for the host is the work of the queue "disk", what is
 // fetched for a device that of its queue "offload"; activations have a queue "activations" of their own, since bounds
@@ -29,16 +30,27 @@
 namespace sherd {
 
 namespace op {
-extern const Op fetch, fetch_gradients, fetch_shards, fetch_into, evict;
+extern const Op copy_start;
 }  // namespace op
 
+/// Which way a copy goes, as drawn above; traces and messages call the work of a queue so.
+enum class CopyKind : std::uint8_t { fetch, refresh, evict };
+std::string_view name(CopyKind kind);
+template <>
+struct AttrValue<CopyKind> : AttrIdentity<CopyKind> {
+  static void print(const CopyKind& value, AttrWriter& out);
+  static void read(CopyKind& value, AttrReader& in);
+};
+
+/// Attributes of copy_start.
 struct OffloadAttrs {
-  Device device{};           ///< where the bytes are wanted, or come from
+  Device device{};           ///< of the tensors that are no homes
   int in_flight = 2;         ///< waits until fewer items of the queue hold their bytes
   bool activations = false;  ///< what the tape keeps, on its own queue; else what is of the model or the optimizer
-  static constexpr AttrField fields[] = {attr<&OffloadAttrs::device>("device").optional(),
-                                         attr<&OffloadAttrs::in_flight>("in_flight").optional().pace(),
-                                         attr<&OffloadAttrs::activations>("activations").optional()};
+  CopyKind kind = CopyKind::fetch;  ///< set by the functions below
+  static constexpr AttrField fields[] = {
+      attr<&OffloadAttrs::device>("device").optional(), attr<&OffloadAttrs::in_flight>("in_flight").optional().pace(),
+      attr<&OffloadAttrs::activations>("activations").optional(), attr<&OffloadAttrs::kind>("kind")};
 };
 
 inline constexpr std::string_view kDiskQueue = "disk", kOffloadQueue = "offload", kActivationsQueue = "activations";
@@ -84,18 +96,16 @@ class OffloadStore {
   std::int64_t bytes_ = 0;
 };
 
-/// Starts to read the homes, one after the other from multiples of a cache line on. u8[n] on the device, in the account
-/// of optimizer state.
-Tensor fetch(std::span<const Tensor> homes, const OffloadAttrs& attrs);
-/// The same, in the account of gradients.
-Tensor fetch_gradients(std::span<const Tensor> homes, const OffloadAttrs& attrs);
+/// Starts to read the homes, one after the other from multiples of a cache line on. u8[n] on the device, in the
+/// account.
+Tensor fetch(std::span<const Tensor> homes, OffloadAttrs attrs, MemoryCategory account = MemoryCategory::optimizer);
 /// Starts to read a home, u8: a fresh u8[bytes] on the device, in the account of parameters, of the home's version.
 Tensor fetch_shards(const Tensor& home, const OffloadAttrs& attrs);
 /// Starts to read a home, u8, into `to`, u8[bytes] on the device, whose bytes it makes present: then they are of the
 /// home's version. No-op if they are that already, so a graph that fetches is valid with whatever was there before.
-void fetch_into(const Tensor& home, const Tensor& to, const OffloadAttrs& attrs);
+void fetch_into(const Tensor& home, const Tensor& to, OffloadAttrs attrs);
 /// Starts to write `from`, laid out as fetch() does, to the homes. Its bytes stay until that is done.
-void evict(std::span<const Tensor> homes, const Tensor& from, const OffloadAttrs& attrs);
+void evict(std::span<const Tensor> homes, const Tensor& from, OffloadAttrs attrs);
 /// The parts of what was fetched, one for each home, as dense tensors of the homes' dtypes.
 std::vector<Tensor> parts_of(const Tensor& fetched, std::span<const Tensor> homes);
 

@@ -146,7 +146,7 @@ void check_present(const OpCall& call) {
   const ResidencyChange& change = call.op.residency;
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     const Tensor& t = call.in[i];
-    if (t.defined() && t.storage() && !change.restores_input(i) && !change.releases_input(i))
+    if (t.defined() && t.storage() && !change.restores_input(i, call.attrs) && !change.releases_input(i, call.attrs))
       t.storage()->check_present();
   }
   for (const Tensor& t : call.into)
@@ -229,7 +229,7 @@ void call_view_into(const OpCall& call) {
 
 // The inputs that the row wrote in place get a new version.
 inline void bump_mutated(const OpCall& call) {
-  if (!call.op.mutated) return;
+  if (!call.op.mutated || call.op.traits.versions) return;
   for (std::size_t i = 0, n = num_mutated(call); i < n; ++i)
     if (const Tensor& t = call.in[i]; t.storage()) t.storage()->bump_version();
 }

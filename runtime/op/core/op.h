@@ -41,7 +41,7 @@ struct Traits {
   bool accumulates = false;  ///< the kernel honours KernelCall::accumulate
   bool any_strides = false;  ///< the kernel writes outputs of any strides; others write dense ones, or as infer says
   bool placement = false;    ///< changes the layout (redistribute, from_local): the dist layer runs it
-  bool versions = false;     ///< the kernel gives its results the version of what they were made of
+  bool versions = false;     ///< the kernel gives what it writes its version
   bool local_extents = false;  ///< on distributed tensors it works on each rank's own elements (optimizer, norms)
 };
 
@@ -60,8 +60,12 @@ struct Needs {
 /// or gone, it reads nothing of, and all that was in the bytes is gone after it. Of storages with an owner.
 struct ResidencyChange {
   std::uint32_t restores = 0, releases = 0;
-  bool restores_input(std::size_t i) const { return i < 32 && (restores >> i & 1) != 0; }
-  bool releases_input(std::size_t i) const { return i < 32 && (releases >> i & 1) != 0; }
+  bool (*applies)(AttrsView) = nullptr;  ///< to calls with these attributes; null: to all
+  bool restores_input(std::size_t i, AttrsView attrs) const { return has(restores, i) && (!applies || applies(attrs)); }
+  bool releases_input(std::size_t i, AttrsView attrs) const { return has(releases, i) && (!applies || applies(attrs)); }
+
+ private:
+  static bool has(std::uint32_t mask, std::size_t i) { return i < 32 && (mask >> i & 1) != 0; }
 };
 
 /// A mask for rows that take any of their inputs empty.

@@ -35,7 +35,7 @@ std::vector<Tensor> GradientHome::fetch(const std::vector<std::size_t>& members)
   if (members.empty()) return {};
   std::vector<Tensor> homes;
   for (const std::size_t i : members) homes.push_back(pieces_[i]);
-  return parts_of(fetch_gradients(homes, attrs()), homes);
+  return parts_of(sherd::fetch(homes, attrs(), MemoryCategory::gradients), homes);
 }
 
 void GradientHome::evict(const std::vector<std::size_t>& members, const std::vector<Tensor>& here) const {

@@ -2,7 +2,7 @@
 // Shards of a unit that lie outside of memory (runtime/op/copy/offload.h), and how they come to a gather:
 //
 //   home    | p0 rows of this rank | p1 rows of this rank | ...      of a file, or of the host for a device
-//      fetch_shards, on the queue "disk"
+//      refresh, on the queue "disk"
 //   here    | p0 rows of this rank | ...  |                          fresh memory, until the gather has read it
 //      gather_start, on the queue "gather"
 //   gathered
