@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <dirent.h>
+
+#include <cstring>
 #include <numeric>
 
 #include "runtime/exec/context.h"
@@ -121,8 +123,9 @@ TEST(Offload, ShardsAreOfTheVersionOfTheirHome) {
   OffloadStore store(Device::cpu(), dir.path());
   const Tensor home = store.allocate({128}, DType::u8);
   const Tensor to = bytes_over(Storage::released(128, MemoryCategory::unsharded));
-  for (int value = 1; value < 4; ++value) {
-    fill_into(home, value);
+  for (int value = 0; value < 4; ++value) {
+    if (value > 0) fill_into(home, value);
+    else std::memset(home.storage()->address(), 7, 128);  // as checkpoints are loaded: no version
     const Tensor here = fetch_shards(home, {});
     EXPECT_EQ(here.storage()->category(), MemoryCategory::parameters);
     EXPECT_EQ(here.storage()->version(), home.storage()->version());

@@ -134,17 +134,16 @@ void submit(const KernelCall& call) {
 
 void run_copy(const KernelCall& call) {
   const auto written = call.in.first(static_cast<std::size_t>(num_written({call.op, call.in, call.attrs})));
-  if (kind_of(call.attrs) != CopyKind::refresh) {
-    submit(call);
-    for (const Tensor& t : written) t.storage()->bump_version();
-    return;
-  }
+  const CopyKind kind = kind_of(call.attrs);
   Storage& bytes = *written[0].storage();
   const std::uint32_t version = call.in[1].storage()->version();
-  if (bytes.is_present() && bytes.version() == version) return;
-  bytes.restore_data();
+  if (kind == CopyKind::refresh) {
+    if (bytes.is_present() && bytes.version() == version) return;
+    bytes.restore_data();
+  }
   submit(call);
-  bytes.set_version(version);
+  if (kind != CopyKind::evict && call.in.size() == 2) return bytes.set_version(version);
+  for (const Tensor& t : written) t.storage()->bump_version();
 }
 
 // ---- homes ----
@@ -284,10 +283,11 @@ Tensor fetch(std::span<const Tensor> homes, OffloadAttrs attrs, MemoryCategory a
   return in[0];
 }
 
-Tensor fetch_shards(const Tensor& home, const OffloadAttrs& attrs) {
-  Tensor here = buffer(align(home.numel()), MemoryCategory::parameters, attrs.device);
-  fetch_into(home, here, attrs);
-  return here;
+Tensor fetch_shards(const Tensor& home, OffloadAttrs attrs) {
+  Tensor in[] = {buffer(align(home.numel()), MemoryCategory::parameters, attrs.device), home};
+  attrs.kind = CopyKind::fetch;
+  call_op(op::copy_start, in, attrs);
+  return in[0];
 }
 
 void fetch_into(const Tensor& home, const Tensor& to, OffloadAttrs attrs) {

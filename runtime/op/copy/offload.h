@@ -2,9 +2,10 @@
 // Copies that bring bytes into the memory of a rank for a while, and take them back, beside its compute. They are calls
 // of one row, which writes the first of its tensors:
 //
-//   copy_start(here, homes...) {kind=fetch}   the homes, each at the next multiple of 64 of `here`
-//   copy_start(here, home) {kind=refresh}     the same; makes the bytes of `here` present and of the home's version, or
-//                                             leaves those that are: gathers know by it
+//   copy_start(here, homes...) {kind=fetch}   the homes, each at the next multiple of 64 of `here`; of one home `here`
+//                                             gets the version, by which gathers know what is current
+//   copy_start(here, home) {kind=refresh}     the same, and makes the bytes of `here` present; leaves those that are of
+//                                             the home's version
 //   copy_start(homes..., here) {kind=evict}   the same bytes back
 //
 // In all three `here` may end with the last byte.
@@ -100,7 +101,7 @@ class OffloadStore {
 /// account.
 Tensor fetch(std::span<const Tensor> homes, OffloadAttrs attrs, MemoryCategory account = MemoryCategory::optimizer);
 /// Starts to read a home, u8: a fresh u8[bytes] on the device, in the account of parameters, of the home's version.
-Tensor fetch_shards(const Tensor& home, const OffloadAttrs& attrs);
+Tensor fetch_shards(const Tensor& home, OffloadAttrs attrs);
 /// Starts to read a home, u8, into `to`, u8[bytes] on the device, whose bytes it makes present: then they are of the
 /// home's version. No-op if they are that already, so a graph that fetches is valid with whatever was there before.
 void fetch_into(const Tensor& home, const Tensor& to, OffloadAttrs attrs);

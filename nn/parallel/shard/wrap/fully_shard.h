@@ -9,11 +9,11 @@
 //   model.materialize(Seed{42});
 //   AdamW opt(model.parameters(), {...});
 //
-//   parameters between steps    distributed, sharded along dim 0 of each rank's local tensor, or as
-//   UnitPolicy::placement in a wrapped forward        unsharded: plain, or distributed over the axis of tensor
-//   parallelism gradients                   plain ones, and those of tensor-parallel parameters, count as averages over
-//   the data axes
-//                               (local batches); those on the data axes themselves are reduced by their Partial op
+//   parameters between steps   distributed, sharded along dim 0 of each rank's local tensor, or as
+//                              UnitPolicy::placement
+//   in a wrapped forward       unsharded: plain, or distributed over the axis of tensor parallelism
+//   gradients                  plain ones, and those of tensor-parallel parameters, count as averages over the data
+//                              axes (local batches); those on the data axes are reduced by their Partial op
 #include <utility>
 #include <vector>
 
