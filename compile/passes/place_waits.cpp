@@ -1,6 +1,7 @@
 #include "compile/passes/place_waits.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "compile/ir/analysis/lifetimes.h"
@@ -101,16 +102,18 @@ class Placer {
     }
   }
 
-  // Dropping a result that a queue writes waits for it. What is written in place the queue keeps as long as it needs
-  // it.
+  // Dropping what a queue writes waits for it: a result, or what the call before has made for it.
   void wait_for_unused(int recorded) {
     const GraphNode& node = program_.nodes.back();
     if (queue_of(node).name.empty()) return;
     std::vector<ValueId> unused;
-    for (const TensorRef& out : node.out)
-      if (out.defined() && program_.value(out.value).kind == ValueKind::temporary &&
-          last_[static_cast<std::size_t>(out.value)] == recorded)
-        unused.push_back(out.value);
+    const auto add = [&](const TensorRef& written) {
+      if (written.defined() && program_.value(written.value).kind == ValueKind::temporary &&
+          last_[static_cast<std::size_t>(written.value)] == recorded)
+        unused.push_back(written.value);
+    };
+    std::ranges::for_each(std::span(node.in).first(static_cast<std::size_t>(node.num_mutated)), add);
+    std::ranges::for_each(node.out, add);
     if (unused.empty()) return;
     GraphNode wait = node_beside(node, op::wait, WaitAttrs{});
     for (const ValueId v : unused) wait.in.push_back(program_.value(v).home);

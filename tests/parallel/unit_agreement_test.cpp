@@ -444,6 +444,12 @@ TEST(UnitAgreement, NamesTheFirstDifference) {
   EXPECT_EQ(difference({0, 1}, {renamed, a}), "unit 1 is \"m.9\" on rank 0; \"m.0\" on rank 1");
   EXPECT_EQ(difference({0, 1}, {a, other_setting}), "unit \"m.0\": u is none on rank 0; z on rank 1");
   EXPECT_EQ(difference({0, 1}, {Units(), a}), "unit 0 is none on rank 0; \"m\" on rank 1");
+  const Units twins = {{"m", {{"s", "1"}}}, {"m", {{"s", "1"}}}};  // wrapped before their parents had them
+  Units odd_twins = twins;
+  odd_twins[0].second[0].second = "2";
+  EXPECT_EQ(difference({0, 1}, {twins, odd_twins}), "unit \"m\": s is 1 on rank 0; 2 on rank 1");
+  const std::vector<sherd::Facts> turned = {{{"a", "1"}, {"b", "2"}}, {{"b", "2"}, {"a", "1"}}};
+  EXPECT_EQ(first_difference(std::vector{0, 1}, turned), "their order differs");
 }
 
 }  // namespace

@@ -57,9 +57,9 @@ PredictedPeak predict_peak(const TrainConfig& config, int rank, int ranks, std::
     config.link.shape(mesh);
     const auto run = std::make_shared<GhostRun>(config, mesh, data_vocabulary);
     step = &run->step;
-    if (options.observe) options.observe(*step, 0);
     nn::Rehearsal rehearsal{.update =
                                 [&options, run](std::int64_t number) {
+                                  if (options.observe && number == 0) options.observe(run->step, 0);
                                   run->update(number);
                                   if (options.observe) options.observe(run->step, static_cast<int>(number) + 1);
                                 },

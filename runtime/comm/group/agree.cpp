@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include <fmt/ranges.h>
 
@@ -85,29 +86,40 @@ std::string by_value(std::span<const int> ranks, std::span<const std::string> va
 }
 
 std::string first_difference(std::span<const int> ranks, std::span<const Facts> said, bool is_among_holders) {
-  std::vector<std::string_view> names;  // in the order of their places
-  std::map<std::string_view, std::vector<const std::string*>> values;
+  using Name = std::pair<std::string_view, int>;  // with how many facts of its rank before it are called so
+  using Values = std::vector<std::pair<std::size_t, const std::string*>>;  // of those who tell them
+  std::vector<const std::pair<const Name, Values>*> facts;                 // in the order of their places
+  std::map<Name, Values> values;
+  std::vector<std::map<std::string_view, int>> counts(said.size());
   for (std::size_t place = 0, most = 1; place < most; ++place)
     for (std::size_t i = 0; i < said.size(); ++i) {
       most = std::max(most, said[i].size());
       if (place >= said[i].size()) continue;
-      const auto [known, is_new] = values.try_emplace(said[i][place].first, said.size());
-      if (is_new) names.push_back(known->first);
-      known->second[i] = &said[i][place].second;
+      const auto& [name, value] = said[i][place];
+      const auto [known, is_new] = values.try_emplace({name, counts[i][name]++});
+      if (is_new) facts.push_back(&*known);
+      known->second.emplace_back(i, &value);
     }
-  for (const std::string_view name : names) {
+  for (const auto* fact : facts) {
     std::vector<int> who;
     std::vector<std::string> what;
-    for (std::size_t i = 0; i < said.size(); ++i) {
-      const std::string* const value = values[name][i];
-      if (!value && is_among_holders) continue;
+    const auto add = [&](std::size_t i, std::string value) {
       who.push_back(ranks[i]);
-      what.push_back(value ? *value : "none");
+      what.push_back(std::move(value));
+    };
+    if (is_among_holders) {
+      for (const auto& [i, value] : fact->second) add(i, *value);
+    } else {
+      for (std::size_t i = 0; i < said.size(); ++i) {
+        const auto told = std::ranges::find(fact->second, i, &Values::value_type::first);
+        add(i, told == fact->second.end() ? "none" : *told->second);
+      }
     }
     if (const std::string differs = by_value(who, what); !differs.empty())
-      return fmt::format("{} is {}", name, differs);
+      return fmt::format("{} is {}", fact->first.first, differs);
   }
-  return "";
+  const bool is_same = is_among_holders || std::ranges::all_of(said, [&](const Facts& f) { return f == said[0]; });
+  return is_same ? "" : "their order differs";
 }
 
 std::string facts_to_text(const Facts& facts) {
@@ -119,7 +131,7 @@ std::string facts_to_text(const Facts& facts) {
 Facts facts_from_text(std::string_view text) {
   const auto take = [&] {
     const std::string_view item = text.substr(0, text.find('\0'));
-    text.remove_prefix(item.size() + 1);
+    text.remove_prefix(std::min(item.size() + 1, text.size()));
     return std::string(item);
   };
   Facts facts;
@@ -136,8 +148,39 @@ std::uint64_t hash_facts(const Facts& facts) {
   return hash;
 }
 
+namespace {
+
+std::vector<Facts> tell(ProcessGroup& group, const Facts& own) {
+  std::vector<Facts> said;
+  for (const std::string& text : gather_text(group, facts_to_text(own))) said.push_back(facts_from_text(text));
+  return said;
+}
+
+bool have_many_names(const std::vector<Facts>& said) {
+  std::set<std::string_view> names;
+  for (const Facts& facts : said)
+    for (const auto& [name, value] : facts) names.insert(name);
+  return names.size() > 1;
+}
+
+/// The fact of this rank at the first place where ranks differ: there may be too many to tell all.
+Facts first_that_differs(ProcessGroup& group, const Facts& own) {
+  constexpr std::size_t kDigits = 16;
+  std::string hashes;
+  for (const auto& fact : own) hashes += fmt::format("{:016x}", hash_facts({fact}));
+  const std::vector<std::string> all = gather_text(group, hashes);
+  std::size_t place = 0;
+  const auto hash = [&](std::string_view of) { return of.substr(std::min(of.size(), kDigits * place), kDigits); };
+  const auto is_first = [&](const std::string& of) { return hash(of) == hash(all[0]); };
+  while (!hash(all[0]).empty() && std::ranges::all_of(all, is_first)) ++place;
+  return place < own.size() ? Facts{own[place]} : Facts{};
+}
+
+}  // namespace
+
 bool agree(ProcessGroup& group, const std::optional<Facts>& own, const Disagreement& error) {
   const PurposeScope purpose("agree");
+  check_fits_rank(group);
   if (group.size() == 1 || RankContext::current().is_ghost()) return own.has_value();
   std::vector<int> ranks(static_cast<std::size_t>(group.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -150,12 +193,12 @@ bool agree(ProcessGroup& group, const std::optional<Facts>& own, const Disagreem
     if (std::ranges::count(hashes, 0) > 0) return false;
     if (std::ranges::count(hashes, hashes[0]) == std::ssize(hashes)) return true;
   }
-  std::vector<Facts> said;
-  for (const std::string& text : gather_text(group, own ? facts_to_text(*own) : ""))
-    said.push_back(facts_from_text(text));
+  std::vector<Facts> said =
+      tell(group, error.is_among_holders ? own.value_or(Facts()) : first_that_differs(group, *own));
+  if (!error.is_among_holders && have_many_names(said)) said = tell(group, *own);
   const std::string differs = first_difference(ranks, said, error.is_among_holders);
   if (error.is_among_holders && differs.empty()) return true;
-  fail("{}: {}; {}", error.what, differs.empty() ? "their order differs" : differs, error.remedy);
+  fail("{}: {}; {}", error.what, differs, error.remedy);
 }
 
 }  // namespace sherd

@@ -45,8 +45,9 @@ bool agree(ProcessGroup& group, const std::optional<Facts>& own, const Disagreem
 
 /// "full_shard on ranks 0, 2; no_shard on rank 1", in the order of ranks; empty if all values are equal.
 std::string by_value(std::span<const int> ranks, std::span<const std::string> values);
-/// The first fact that differs: "the strategy is full_shard on ranks 0, 2; none on rank 1"; empty if none does. `ranks`
-/// are their numbers for the text, one for each of `said`; `is_among_holders` as in Disagreement.
+/// The first fact that differs: "the strategy is full_shard on ranks 0, 2; none on rank 1"; empty if none does. Of
+/// facts of one name the first is compared with the first of others. `ranks` are their numbers for the text, one for
+/// each of `said`; `is_among_holders` as in Disagreement.
 std::string first_difference(std::span<const int> ranks, std::span<const Facts> said, bool is_among_holders = false);
 /// As one text, and back.
 std::string facts_to_text(const Facts& facts);
