@@ -232,6 +232,11 @@ class Bench {
     return name == "order" ? std::vector<int>{1, 0} : std::vector<int>{0};
   }
   ProcessGroup* value(std::type_identity<ProcessGroup>, std::string_view, const Way*) { return group_.get(); }
+  nn::Module* value(std::type_identity<nn::Module>, std::string_view, const Way*) { return &linear_; }
+  using Loss = std::function<Tensor(std::span<const Tensor>)>;
+  Loss value(std::type_identity<Loss>, std::string_view, const Way*) {
+    return [](std::span<const Tensor> in) { return sum(in.back()); };
+  }
   const DeviceMesh* value(std::type_identity<DeviceMesh>, std::string_view, const Way*) { return &mesh_; }
   const Spec* value(std::type_identity<const Spec*>, std::string_view, const Way*) {
     return Spec::of(mesh_, {Replicate()});
