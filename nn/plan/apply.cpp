@@ -51,7 +51,8 @@ Tensor forward_backward(const TrainingPlan& plan, Module& model, std::span<const
                         const ForwardBackward& options) {
   check(!batch.empty(), "forward_backward: the batch has no tensor, so nothing says how many rows it has");
   const std::int64_t parts = plan.micro_batches, rows = batch[0].size(0), micro = rows / parts;
-  check(rows == micro * parts, "a batch of {} rows does not divide into {} micro-batches", rows, parts);
+  check(rows == micro * parts, "a batch of {} rows does not divide into {} micro-batches; make it a multiple of {}",
+        rows, parts, parts);
   std::vector<Tensor> part(batch.begin(), batch.end());
   Tensor mean_loss;
   for (std::int64_t m = 0; m < parts; ++m) {

@@ -188,7 +188,8 @@ TEST(TrainStep, MicroBatchesMustDivideTheBatch) {
   config.batch = 9;
   config.plan.micro_batches = 3;
   run_ranks(1, [&](const Group& group) {
-    expect_error([&] { train(config, group, 1); }, {"batch of 4 sequences", "accumulate = 3"});
+    expect_error([&] { train(config, group, 1); },
+                 {"a batch of 4 rows does not divide into 3 micro-batches", "a multiple of 3"});
   });
 }
 
