@@ -6,6 +6,7 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/fnv1a.h"
 
 namespace sherd {
 
@@ -21,10 +22,8 @@ std::int64_t hash_of(const Tensor& t) {
     dense.storage()->wait_to_read();
     return 0;
   }
-  std::uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
-  const auto* bytes = static_cast<const unsigned char*>(dense.numel() ? dense.raw() : nullptr);
-  for (std::int64_t i = 0; i < dense.bytes(); ++i) hash = (hash ^ bytes[i]) * 0x100000001B3u;
-  return static_cast<std::int64_t>(hash);
+  const auto* bytes = static_cast<const char*>(dense.numel() ? dense.raw() : nullptr);
+  return static_cast<std::int64_t>(fnv1a({bytes, static_cast<std::size_t>(dense.bytes())}));
 }
 
 Tensor facts_of(const Tensor& local, const Shape& shape, bool problem) {

@@ -15,6 +15,7 @@
 #include "runtime/op/core/host_state.h"
 #include "runtime/op/core/step_names.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/fnv1a.h"
 #include "runtime/tensor/nearest.h"
 
 namespace sherd {
@@ -30,7 +31,7 @@ ConstantContent content_of(const Ref<Storage>& storage) {
   const std::string_view bytes(static_cast<const char*>(static_cast<const void*>(host.storage()->read())),
                                static_cast<std::size_t>(storage->bytes()));
   const bool is_carried = storage->bytes() <= ConstantContent::kMostBytes;
-  return {is_carried ? std::string(bytes) : std::string(), hash_text(bytes)};
+  return {is_carried ? std::string(bytes) : std::string(), fnv1a(bytes)};
 }
 
 // By constant: whether it is a home of what the step offloads. It has no content of its own: each run writes it first.

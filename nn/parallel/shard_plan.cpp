@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "runtime/tensor/fnv1a.h"
+
 namespace sherd::nn {
 
 namespace {
@@ -11,12 +13,6 @@ namespace {
 std::int64_t bytes_of(const Parameter& p) { return p.numel() * byte_size(p.value().dtype()); }
 
 // FNV-1a. Names that differ in their last digit differ in the low bits.
-std::size_t hash_of(std::string_view name) {
-  std::uint64_t hash = 0xCBF29CE484222325u;
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
-  return static_cast<std::size_t>(hash);
-}
-
 void assign_owners(std::vector<ShardPlan>& plans, std::string_view unit, std::span<Parameter* const> parameters,
                    std::size_t num_shards) {
   std::vector<std::int64_t> owned(num_shards);
@@ -28,7 +24,7 @@ void assign_owners(std::vector<ShardPlan>& plans, std::string_view unit, std::sp
       owned[static_cast<std::size_t>(owner)] += bytes_of(*parameters[i]);
   }
   std::ranges::stable_sort(waiting, std::greater(), [&](std::size_t i) { return bytes_of(*parameters[i]); });
-  const std::size_t first = hash_of(unit) % num_shards;
+  const std::size_t first = fnv1a(unit) % num_shards;
   for (const std::size_t i : waiting) {
     std::size_t best = first;
     for (std::size_t k = 1; k < num_shards; ++k) {

@@ -300,6 +300,24 @@ TEST(Waits, ACallMaySubmitSeveralItems) {
   verify(program);
 }
 
+// What a fetch brings and nobody reads: its bytes are dropped once they are there.
+TEST(Waits, WhatIsWrittenInPlaceForNobodyIsWaitedForAtOnce) {
+  static constinit const Op bring{.name = "bring",
+                                  .infer = [](const InferCall&) { return Metas{}; },
+                                  .traits = {.issues = true, .effect = true},
+                                  .no_gradient = "test",
+                                  .mutated = [](const InferCall&) { return 1; },
+                                  .queue = [](AttrsView) { return QueueUse{"link", 2}; }};
+  Program program = program_of(1, 2);
+  add(program, op::relu, {whole(0)}, {whole(1)});
+  add(program, bring, {whole(1)}, {}).num_mutated = 1;
+  add(program, op::relu, {whole(0)}, {whole(2)});
+  finish(program, {whole(2)});
+  place_waits(program);
+  EXPECT_EQ(rows_of_program(program), (std::vector<std::string>{"relu", "bring", "wait 1 frees 1", "relu"}));
+  verify(program);
+}
+
 // Sums and averages of one call go one after the other.
 TEST(Waits, AReductionOfSumsAndAveragesIsTwoItems) {
   UnitReduceAttrs attrs{.unit = UnitLayout::intern({.name = "two", .shard_axis = "world", .shards = 2}),

@@ -3,8 +3,8 @@
 // storage is invisible.
 #include "compile/ir/analysis/meaning.h"
 
-#include "compile/ir/text/print.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/fnv1a.h"
 
 namespace sherd {
 
@@ -19,7 +19,7 @@ class Hash {
     return *this;
   }
   Hash& number(std::int64_t n) { return word(static_cast<std::uint64_t>(n)); }
-  Hash& text(std::string_view t) { return word(hash_text(t)).number(static_cast<std::int64_t>(t.size())); }
+  Hash& text(std::string_view t) { return word(fnv1a(t)).number(static_cast<std::int64_t>(t.size())); }
   Hash& sizes(const Dims& dims) {
     number(dims.size());
     for (const std::int64_t d : dims) number(d);

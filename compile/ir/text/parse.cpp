@@ -14,6 +14,7 @@
 #include "compile/ir/text/words.h"
 #include "runtime/op/attrs/attr_text.h"
 #include "runtime/op/unit/unit_layout.h"
+#include "runtime/tensor/fnv1a.h"
 
 namespace sherd {
 
@@ -124,7 +125,7 @@ class Parser {
         in_.refuse("16 hexadecimal digits before this");
     } else if (in_.take(" bytes ")) {
       content.bytes = in_.hexadecimal();
-      content.hash = hash_text(content.bytes);
+      content.hash = fnv1a(content.bytes);
     }
     in_.expect("\n");
   }

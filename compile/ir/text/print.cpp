@@ -6,6 +6,7 @@
 #include "compile/ir/text/unit_table.h"
 #include "compile/ir/text/words.h"
 #include "runtime/op/attrs/attr_text.h"
+#include "runtime/tensor/fnv1a.h"
 
 namespace sherd {
 
@@ -257,12 +258,6 @@ std::string to_string(const Program& program) { return joined(lines(program)); }
 
 std::string text(const Program& program) { return joined(Printer(program, Form::complete).complete_lines()); }
 
-std::uint64_t hash_text(std::string_view text) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return hash;
-}
-
-std::uint64_t Program::hash() const { return hash_text(to_string(*this)); }
+std::uint64_t Program::hash() const { return fnv1a(to_string(*this)); }
 
 }  // namespace sherd

@@ -40,7 +40,4 @@ std::string to_string(const Program& program);
 /// The complete form of a verified program: parse(text(p)) == p, and equal programs have equal texts.
 std::string text(const Program& program);
 
-/// FNV-1a.
-std::uint64_t hash_text(std::string_view text);
-
 }  // namespace sherd

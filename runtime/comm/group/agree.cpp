@@ -12,6 +12,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/fnv1a.h"
 
 namespace sherd {
 
@@ -142,11 +143,7 @@ Facts facts_from_text(std::string_view text) {
   return facts;
 }
 
-std::uint64_t hash_facts(const Facts& facts) {
-  std::uint64_t hash = 0xCBF29CE484222325u;
-  for (const char c : facts_to_text(facts)) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
-  return hash;
-}
+std::uint64_t hash_facts(const Facts& facts) { return fnv1a(facts_to_text(facts)); }
 
 namespace {
 

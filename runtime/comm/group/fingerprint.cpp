@@ -6,6 +6,7 @@
 
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/purpose.h"
+#include "runtime/tensor/fnv1a.h"
 
 namespace sherd::comm {
 
@@ -63,11 +64,7 @@ void Fingerprint::name_subject(std::string_view subject, std::string_view part) 
   if (part.size() > kSubjectPartSize) append("...");
 }
 
-void Fingerprint::mix_text(std::string_view text) {
-  std::uint64_t hash = 0;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  mix(hash);
-}
+void Fingerprint::mix_text(std::string_view text) { mix(fnv1a(text, 0)); }
 
 void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts, DType source_dtype, std::int64_t blocks) {
   mix(static_cast<std::uint64_t>(dtype) << 8 | static_cast<std::uint64_t>(source_dtype));

@@ -12,6 +12,7 @@
 
 #include "runtime/cuda/device/check.h"
 #include "runtime/os/descriptor.h"
+#include "runtime/tensor/fnv1a.h"
 
 namespace sherd::cuda {
 
@@ -22,12 +23,6 @@ constexpr const char* kFolder = "matmul";
 constexpr std::size_t kMaxBytes = std::size_t{4} << 20;  // some ten thousand problems
 constexpr std::size_t kWords = sizeof(cublasLtMatmulAlgo_t) / sizeof(std::uint64_t);
 constexpr std::size_t kHexDigits = 16;  // of a word
-
-std::uint64_t hash_of(std::string_view text) {
-  std::uint64_t hash = 14695981039346656037u;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return hash;
-}
 
 std::string to_hex(const cublasLtMatmulAlgo_t& algo) {
   std::string text;
@@ -45,7 +40,7 @@ std::optional<std::uint64_t> from_hex(std::string_view text) {
 // "problem = algorithm checksum"
 std::string line_of(const std::string& problem, const std::string& algorithm) {
   const std::string text = fmt::format("{} = {}", problem, algorithm);
-  return fmt::format("{} {:016x}\n", text, hash_of(text));
+  return fmt::format("{} {:016x}\n", text, fnv1a(text));
 }
 
 std::optional<std::pair<std::string, std::string>> parse_line(std::string_view line) {
@@ -53,7 +48,7 @@ std::optional<std::pair<std::string, std::string>> parse_line(std::string_view l
   constexpr std::string_view kEquals = " = ";
   if (line.size() <= kWords * kHexDigits + kEquals.size() + kTail) return std::nullopt;
   const std::string_view text = line.substr(0, line.size() - kTail);
-  if (line[text.size()] != ' ' || from_hex(line.substr(text.size() + 1)) != hash_of(text)) return std::nullopt;
+  if (line[text.size()] != ' ' || from_hex(line.substr(text.size() + 1)) != fnv1a(text)) return std::nullopt;
   const std::size_t split = text.size() - kWords * kHexDigits;
   if (text.substr(split - kEquals.size(), kEquals.size()) != kEquals) return std::nullopt;
   return std::pair(std::string(text.substr(0, split - kEquals.size())), std::string(text.substr(split)));
@@ -69,7 +64,7 @@ std::string_view take_line(std::string_view& rest) {
 
 AlgorithmCache::AlgorithmCache(const std::string& folder, std::string machine) : machine_(std::move(machine)) {
   if (folder.empty()) return;
-  path_ = fmt::format("{}/{}/{:016x}.txt", folder, kFolder, hash_of(machine_));
+  path_ = fmt::format("{}/{}/{:016x}.txt", folder, kFolder, fnv1a(machine_));
   entries_ = read();
 }
 

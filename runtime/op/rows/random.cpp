@@ -7,6 +7,7 @@
 #include "runtime/op/rows/element_runs.h"
 #include "runtime/op/rows/random_attrs.h"
 #include "runtime/op/rows/vjp.h"
+#include "runtime/tensor/fnv1a.h"
 
 namespace sherd {
 
@@ -54,9 +55,9 @@ std::uint64_t mix(std::uint64_t x) {  // the finaliser of SplitMix64
   return x ^ (x >> 31);
 }
 
-std::uint64_t fnv1a(std::uint64_t hash, std::string_view text) {
-  for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return (hash ^ 0xffu) * 0x100000001b3u;  // ends the text: ("ab", "c") and ("a", "bc") differ
+// 0xff ends the text: ("ab", "c") and ("a", "bc") differ.
+std::uint64_t hash_of(std::string_view text, std::uint64_t hash = kFnvStart) {
+  return fnv1a("\xff", fnv1a(text, hash));
 }
 
 Tensor draw(const Op& op, const RandomAttrs& attrs, Tensor step) {
@@ -106,7 +107,7 @@ void register_random(OpTable& table) { table.add({&op::random_normal, &op::rando
 // changed key changes every initial weight.
 std::uint64_t random_key(std::uint64_t seed, std::string_view path, std::string_view purpose,
                          std::uint64_t call_index) {
-  const std::uint64_t text = fnv1a(fnv1a(0xcbf29ce484222325u, path), purpose);
+  const std::uint64_t text = hash_of(purpose, hash_of(path));
   return mix(mix(mix(text) + kGolden + seed) + kGolden + call_index);
 }
 

@@ -217,8 +217,7 @@ void run_restore(const KernelCall& c) {
 
 void run_release(const KernelCall& c) { c.in[0].storage()->release_data(); }
 
-// Nobody can write bytes so often.
-void take_no_version(const KernelCall& c) { c.out[0].storage()->set_version(~std::uint32_t{0}); }
+void leave_as_is(const KernelCall&) {}
 
 // ---- reductions ----
 
@@ -475,7 +474,7 @@ constinit const Op op::buffer{
     .doc = "Bytes u8[n] that rows of units and copies work in, not initialised, in the account that is named.",
     .attrs = &attr_kind<BufferAttrs>,
     .infer = infer_buffer,
-    .traits = {.issues = true, .versions = true},
+    .traits = {.issues = true},
     .no_gradient = "no inputs",
     .account = [](AttrsView attrs) { return attrs.as<BufferAttrs>().account; },
     .device = [](AttrsView attrs) { return attrs.as<BufferAttrs>().device; },
@@ -506,7 +505,7 @@ constinit const Op op::replica_sum_start{
 void register_unit(OpTable& table) {
   const std::pair<const Op*, Kernel> rows[] = {
       {&op::gather_start, run_gather}, {&op::restore, run_restore},     {&op::release, run_release},
-      {&op::buffer, take_no_version},  {&op::reduce_start, run_reduce}, {&op::replica_sum_start, run_replica_sum}};
+      {&op::buffer, leave_as_is},      {&op::reduce_start, run_reduce}, {&op::replica_sum_start, run_replica_sum}};
   for (const auto& [row, kernel] : rows) {
     table.add({row});
     table.kernel(*row, kernel);
