@@ -1,5 +1,5 @@
 # Installs a build into an empty folder, builds the outside project against it, and runs its programs, those too that
-# README.md and docs/ show whole, and one per header of include/sherd. With HEADERS=ON also 200 pairs of headers. The
+# README.md and docs/ show whole. With HEADERS=ON also one per header of include/sherd, and 200 pairs of headers. The
 # project has folders nn/ and runtime/ of its own.
 #   cmake -DBUILD=build/release -DWORK=folder [-DCXX_FLAGS=...] [-DHEADERS=ON] -P tests/install/check.cmake
 function(run)
@@ -39,7 +39,10 @@ endforeach()
 
 # Any two headers compile together, whichever comes first: of each file any header and the next one are a pair.
 set(orders)
+set(faces)
 if(HEADERS)
+  file(GLOB faces ${CMAKE_CURRENT_LIST_DIR}/faces/*.cpp)
+  list(TRANSFORM faces REPLACE ".*/(.*).cpp" "face_\\1")
   set(orders ${WORK}/headers)
   string(RANDOM LENGTH 6 ALPHABET 123456789 seed)
   message(STATUS "pairs of headers drawn by seed ${seed}")
@@ -66,8 +69,6 @@ string(STRIP "${out}" pasted)
 run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR} -B ${WORK}/build -DCMAKE_PREFIX_PATH=${WORK}/installed
     "-DCMAKE_CXX_FLAGS=${CXX_FLAGS} -I${WORK}/own" -DPASTED=${WORK}/pasted -DHEADERS=${orders})
 run(${CMAKE_COMMAND} --build ${WORK}/build --parallel 2)
-file(GLOB faces ${CMAKE_CURRENT_LIST_DIR}/faces/*.cpp)
-list(TRANSFORM faces REPLACE ".*/(.*).cpp" "face_\\1")
 foreach(program outside outside_training ${faces} ${pasted})
   run(${CMAKE_COMMAND} -E env --unset=LD_LIBRARY_PATH ${WORK}/build/${program} ${WORK}/${program}.files)
   message(STATUS "${program}: ${out}")
