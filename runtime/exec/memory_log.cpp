@@ -123,7 +123,7 @@ void MemoryLog::retagged(const void* block, std::int64_t bytes, MemoryCategory f
 }
 
 // Names a storage with an owner at once, since such storages come and go; other names are asked for with a picture.
-void MemoryLog::is_of(const void* block, const Storage& storage) noexcept {
+void MemoryLog::is_of(const void* block, const StorageMemory& storage) noexcept {
   if (changes_.empty() || changes_.back().block != block) return;
   changes_.back().storage = storage.id();
   if (storage.owner && context_.storage_name) changes_.back().name = context_.intern(context_.storage_name(storage));

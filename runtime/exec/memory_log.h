@@ -129,7 +129,7 @@ class MemoryLog final : public AllocationWatcher {
   void taken(const void* block, std::int64_t bytes, MemoryCategory category) noexcept override;
   void given_back(const void* block, std::int64_t bytes, MemoryCategory category) noexcept override;
   void retagged(const void* block, std::int64_t bytes, MemoryCategory from, MemoryCategory to) noexcept override;
-  void is_of(const void* block, const Storage& storage) noexcept override;
+  void is_of(const void* block, const StorageMemory& storage) noexcept override;
   void refused(std::int64_t bytes, MemoryCategory category) noexcept override;
 
   Place here() const;

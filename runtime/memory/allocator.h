@@ -15,7 +15,7 @@ namespace sherd {
 /// The least multiple of `unit` that is not below `bytes`.
 constexpr std::int64_t round_up(std::int64_t bytes, std::int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-class Storage;
+class StorageMemory;
 
 /// Told of every change of an allocator's accounts, after it, on the thread that allocates (exec/memory_log.h). Blocks
 /// are known by their addresses while they are taken.
@@ -26,7 +26,7 @@ class AllocationWatcher {
   virtual void given_back(const void* block, std::int64_t bytes, MemoryCategory category) noexcept = 0;
   virtual void retagged(const void* block, std::int64_t bytes, MemoryCategory from, MemoryCategory to) noexcept = 0;
   /// The block that was taken last is `storage`'s.
-  virtual void is_of(const void* block, const Storage& storage) noexcept = 0;
+  virtual void is_of(const void* block, const StorageMemory& storage) noexcept = 0;
   /// So many bytes are about to be refused.
   virtual void refused(std::int64_t bytes, MemoryCategory category) noexcept = 0;
 

@@ -15,6 +15,7 @@
 namespace sherd {
 
 class Storage;
+class StorageMemory;
 
 /// Told of accesses by the rank's thread to bytes that queues use too (exec/hazards.h).
 class AccessWatcher {
@@ -74,7 +75,7 @@ class RankMemory {
   AccessWatcher* watcher = nullptr;
   /// What a storage is known by on this rank, for messages: "blocks.3 full", or empty. Set while some have a name, by
   /// who keeps the names (op/step_names.h).
-  std::string (*storage_name)(const Storage& storage) = nullptr;
+  std::string (*storage_name)(const StorageMemory& storage) = nullptr;
 
  protected:
   explicit RankMemory(RankOptions options);

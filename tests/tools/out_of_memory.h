@@ -36,7 +36,7 @@ class FirstOver final : public AllocationWatcher {
   }
   void given_back(const void*, std::int64_t, MemoryCategory) noexcept override {}
   void retagged(const void*, std::int64_t, MemoryCategory, MemoryCategory) noexcept override {}
-  void is_of(const void*, const Storage&) noexcept override {}
+  void is_of(const void*, const StorageMemory&) noexcept override {}
   void refused(std::int64_t, MemoryCategory) noexcept override {}
   Allocator& allocator_;
   const std::int64_t limit_;

@@ -36,7 +36,7 @@ std::shared_ptr<const NamedStorage> name_storage(std::string name, Ref<Storage> 
   return named;
 }
 
-std::string name_of(const Storage& storage) {
+std::string name_of(const StorageMemory& storage) {
   const auto named = known().storages_by_id.find(storage.id());
   return named ? named->name : std::string();
 }

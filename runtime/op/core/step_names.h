@@ -22,7 +22,7 @@ struct NamedStorage {
 /// one has that name. Ranks that name the same storages in the same order use the same names.
 std::shared_ptr<const NamedStorage> name_storage(std::string name, Ref<Storage> storage);
 /// What a storage is known by on this rank; empty if it is not.
-std::string name_of(const Storage& storage);
+std::string name_of(const StorageMemory& storage);
 /// This rank's storage of that name; empty if there is none.
 Ref<Storage> find_storage(std::string_view name);
 
