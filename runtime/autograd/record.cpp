@@ -149,9 +149,9 @@ void release_node(Node* node) {
   if (node->drop()) destroy_node(node);
 }
 
-void Tensor::set_grad_node(NodeRef node, int output_index) {
+void TensorHandle::set_grad_node(NodeRef node, int output_index) {
   if (!impl_) refuse_empty("set_grad_node()");
-  if (!node) fail("set_grad_node() of {}: there is no node", *this);
+  if (!node) fail("set_grad_node() of {}: there is no node", meta());
   if (Node* before = std::exchange(impl_->grad_node, node.release())) release_node(before);
   impl_->output_index = output_index;
   impl_->flags |= TensorImpl::kRequiresGrad;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Lists the calls that take tensors in the headers of <sherd/sherd.h>, and of the slots and optimizers that those show, as C++:
-one line for each function, static function and method that has a tensor among its parameters, and for each method of
-Tensor.
+"""Lists the calls that take tensors in the headers of <sherd/sherd.h>, and of those behind tensors, slots and
+optimizers, as C++: one line for each function, static function and method that has a tensor among its parameters, and
+for each method of Tensor.
 
     list_calls.py ROOT public_calls.cpp     # and public_calls.cpp.d, which says what it was made from
 
@@ -21,7 +21,7 @@ def faces(root):
 
 def headers(root):
     named = [name for face in faces(root) for name in re.findall(r'#include "([^"]+)"', face.read_text())]
-    return named + ["runtime/autograd/slot.h", "nn/optim/optimizer.h"]
+    return named + ["runtime/autograd/slot.h", "nn/optim/optimizer.h", "runtime/op/core/tensor_handle.h"]
 
 
 def without_comments(text):
@@ -157,7 +157,8 @@ def walk(text, scope, out):
         kind = re.match(r"(?:template <.*>\s*)?(struct|class)\s+(\w+)\b", text)
         if body is not None and kind:
             if not text.startswith("template"):
-                members(body, scope, kind[2], "public" if kind[1] == "struct" else "private", out)
+                owner = "Tensor" if kind[2] == "TensorHandle" else kind[2]  # whose methods are a tensor's
+                members(body, scope, owner, "public" if kind[1] == "struct" else "private", out)
             continue
         if "::" in text.split("(")[0].split()[-1:][0] if text.split("(")[0].split() else False:
             continue  # a definition of a member

@@ -63,8 +63,8 @@ std::int64_t checked_numel(const Shape& shape, DType dtype) {
 
 }  // namespace
 
-Tensor Tensor::make(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset, DType dtype,
-                    Device device) {
+Tensor TensorHandle::make(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset,
+                          DType dtype, Device device) {
   Ref<TensorImpl> impl = Ref<TensorImpl>::fresh(Pool<TensorImpl>::make(shape, strides, offset, dtype, device));
   impl->numel = checked_numel(shape, dtype);
   impl->contiguous = sherd::is_contiguous(shape, strides);
@@ -72,21 +72,22 @@ Tensor Tensor::make(Ref<Storage> storage, const Shape& shape, const Strides& str
   return Tensor(std::move(impl));
 }
 
-Tensor Tensor::make_dense(Ref<Storage> storage, const Shape& shape, DType dtype, Device device, std::int64_t offset) {
+Tensor TensorHandle::make_dense(Ref<Storage> storage, const Shape& shape, DType dtype, Device device,
+                                std::int64_t offset) {
   Ref<TensorImpl> impl = dense_impl(shape, dtype, device, false);
   impl->meta.offset = offset;
   impl->storage = std::move(storage);
   return Tensor(std::move(impl));
 }
 
-Tensor Tensor::empty(const Shape& shape, DType dtype, Device device, MemoryCategory category) {
+Tensor TensorHandle::empty(const Shape& shape, DType dtype, Device device, MemoryCategory category) {
   Ref<TensorImpl> impl = dense_impl(shape, dtype, device, !device.is_meta());
   if (!device.is_meta()) impl->storage = Storage::allocate(impl->numel * byte_size(dtype), category, device);
   return Tensor(std::move(impl));
 }
 
-Tensor Tensor::over(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset,
-                    DType dtype) {
+Tensor TensorHandle::over(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset,
+                          DType dtype) {
   check(storage.get() != nullptr, "Tensor::over() of {}{} is given no storage", name(dtype), shape);
   std::int64_t last = offset;
   for (int i = 0; i < shape.size(); ++i) last += (shape[i] - 1) * strides[i];
@@ -130,7 +131,7 @@ Strides strides_like(const Tensor& local, const Shape& shape) {
 }
 }  // namespace
 
-Tensor Tensor::distributed(const Shape& shape, const Distributed* layout, const Tensor& local) {
+Tensor TensorHandle::distributed(const Shape& shape, const Distributed* layout, const Tensor& local) {
   check(layout != nullptr, "Tensor::distributed() of shape {} is given no layout: a plain tensor needs no wrapping",
         shape);
   if (const Shape expected = layout->local_shape(shape); local.shape() != expected)
@@ -146,7 +147,7 @@ Tensor Tensor::distributed(const Shape& shape, const Distributed* layout, const 
   return t;
 }
 
-Tensor Tensor::distributed_like(const Tensor& like, const Tensor& local) {
+Tensor TensorHandle::distributed_like(const Tensor& like, const Tensor& local) {
   check(like.is_distributed(), "{} is to lie as {}, which is plain", local, like);
   const TensorImpl& of = *like.impl_;
   const bool lies_alike = local.is_contiguous() ? of.local->contiguous : local.strides() == of.local->meta.strides;
@@ -208,7 +209,7 @@ Tensor on_host(const Tensor& t) {
 
 void fail_empty(std::string_view what) { fail("{} is empty: the gradient of a parameter that was not used?", what); }
 
-void Tensor::refuse_empty(const char* asked) { fail_empty(fmt::format("{}: this tensor", asked)); }
+void TensorHandle::refuse_empty(const char* asked) { fail_empty(fmt::format("{}: this tensor", asked)); }
 
 void Tensor::refuse_bytes() const {
   if (is_distributed())
