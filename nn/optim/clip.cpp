@@ -21,8 +21,8 @@
 #include "runtime/exec/purpose.h"
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/optimizer.h"
 #include "runtime/op/rows/optimizer_attrs.h"
-#include "runtime/op/rows/power_sum.h"
 
 namespace sherd::nn {
 

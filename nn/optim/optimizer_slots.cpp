@@ -7,6 +7,7 @@
 #include "nn/optim/dense_copies.h"
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/optimizer.h"
 
 namespace sherd::nn {
 

@@ -2,6 +2,7 @@
 
 #include "nn/optim/check_options.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/optimizer.h"
 
 namespace sherd::nn {
 

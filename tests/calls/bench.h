@@ -10,6 +10,7 @@
 #include "runtime/autograd/node.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/rows/optimizer.h"
 #include "tests/support/bad_inputs.h"
 
 namespace sherd::testing {
@@ -110,6 +111,7 @@ class Bench {
         {"sherd::layer_norm", "weight"},
         {"sherd::layer_norm", "bias"},
         {"sherd::rms_norm", "weight"},
+        {"sherd::power_sum_from", "before"},
         {"sherd::Slot::set_grad", "grad"},
         {"sherd::nn::Parameter::keep_shard", "shard"},
         {"sherd::Slot::present", "tensor"},

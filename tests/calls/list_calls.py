@@ -21,7 +21,8 @@ def faces(root):
 
 def headers(root):
     named = [name for face in faces(root) for name in re.findall(r'#include "([^"]+)"', face.read_text())]
-    return named + ["runtime/autograd/slot.h", "nn/optim/optimizer.h", "runtime/op/core/tensor_handle.h"]
+    return named + ["runtime/autograd/slot.h", "nn/optim/optimizer.h", "runtime/op/core/tensor_handle.h",
+                    "runtime/op/rows/optimizer.h"]
 
 
 def without_comments(text):

@@ -13,6 +13,7 @@
 
 #include "runtime/exec/hazards.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/optimizer.h"
 #include "runtime/os/settings.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/expect_error.h"

@@ -10,6 +10,7 @@
 #include "runtime/op/rows/loss.h"
 #include "runtime/op/rows/loss_attrs.h"
 #include "runtime/op/rows/norm_attrs.h"
+#include "runtime/op/rows/optimizer.h"
 #include "runtime/op/rows/reduce_attrs.h"
 #include "runtime/op/rows/view_attrs.h"
 #include "tests/cuda/against_cpu.h"

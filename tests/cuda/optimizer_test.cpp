@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/optimizer.h"
 #include "runtime/op/rows/optimizer_attrs.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/cuda/on_device.h"

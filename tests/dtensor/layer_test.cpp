@@ -15,6 +15,7 @@
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/optimizer.h"
 #include "tests/dtensor/layouts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/message_of.h"

@@ -16,6 +16,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/optimizer.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/op_trap.h"

@@ -11,6 +11,7 @@
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/optimizer.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/gate.h"
 #include "tests/support/thread_state.h"

@@ -6,8 +6,8 @@
 
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/optimizer.h"
 #include "runtime/op/rows/optimizer_attrs.h"
-#include "runtime/op/rows/power_sum.h"
 #include "tests/support/draw.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/golden.h"

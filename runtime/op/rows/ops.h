@@ -10,7 +10,6 @@
 
 #include "runtime/comm/group/process_group.h"
 #include "runtime/op/core/dispatch.h"
-#include "runtime/op/rows/optimizer_attrs.h"
 
 namespace sherd {
 
@@ -168,18 +167,6 @@ Tensor random_uniform(const Shape& shape, std::uint64_t key, double low = 0, dou
 /// Zeroes elements with probability p and divides the others by 1-p. p = 0 returns x. `all`: how many elements the
 /// whole has that x is a part of, 0: not said; wholes of different sizes have independent masks.
 Tensor dropout(Tensor x, double p, std::uint64_t key, Tensor step = {}, std::int64_t first = 0, std::int64_t all = 0);
-
-// ---- multi-tensor rows of the optimizers: in place on the first lists, see AdamWAttrs and SgdAttrs ----
-void adamw_step(std::span<const Tensor> params, std::span<const Tensor> m, std::span<const Tensor> v,
-                std::span<const Tensor> grads, const Tensor& lr, const Tensor& step, const Tensor& scale,
-                const AdamWAttrs& options);
-void sgd_step(std::span<const Tensor> params, std::span<const Tensor> momenta, std::span<const Tensor> grads,
-              const Tensor& lr, const Tensor& scale, const SgdAttrs& options);
-/// Adds 1 to each of these 0-d tensors, in place, or nothing if the 0-d `scale`, by which gradients are multiplied, is
-/// not finite: then the rows above change nothing either.
-void count_step(std::span<const Tensor> counts, const Tensor& scale);
-/// 0-d f64: sum over all elements of all tensors of |x|^p (max |x| for p = infinity), each rank's own elements only.
-Tensor power_sum(std::span<const Tensor> tensors, double p);
 
 // ---- in place, below autograd: for slots, buffers of units, backward ----
 /// Writes (or adds) `value` into `target`'s bytes; equal shape, dtype converted by the one rule.

@@ -6,7 +6,7 @@
 
 #include "runtime/op/core/infer.h"
 #include "runtime/op/rows/ops.h"
-#include "runtime/op/rows/power_sum.h"
+#include "runtime/op/rows/optimizer.h"
 
 namespace sherd {
 
