@@ -4,7 +4,7 @@
 
 #include "dtensor/propagate.h"
 #include "dtensor/transition/redistribute.h"
-#include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/group/count_collective.h"
 #include "runtime/op/core/step_names.h"
 #include "runtime/op/rows/ops.h"
 

@@ -5,6 +5,7 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
+#include "runtime/comm/group/count_collective.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"
 #include "tests/support/ranks.h"

@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/group/count_collective.h"
 #include "runtime/comm/group/group_names.h"
 #include "runtime/comm/group/lanes.h"
 #include "runtime/comm/group/subject.h"

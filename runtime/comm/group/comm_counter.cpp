@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/comm/group/count_collective.h"
 #include "runtime/exec/context.h"
 #include "runtime/memory/accounting.h"
 

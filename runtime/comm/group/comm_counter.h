@@ -6,21 +6,9 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/comm/group/fingerprint.h"
+#include "runtime/comm/group/collective.h"
 
 namespace sherd {
-
-class RankContext;
-
-/// A collective about to run, eagerly or in a replay. `bytes` are those of the full buffers, as in CommCounts. Op and
-/// module are copied.
-struct IssuedCollective {
-  comm::CommOp kind;
-  std::string_view op;        ///< row that communicates: "all_gather", "unshard"
-  std::string_view module{};  ///< empty: the one whose forward, or backward, runs
-  int ranks = 1;
-  std::int64_t bytes = 0;
-};
 
 /// Counts for a scope on this rank's thread; scopes nest, and outer ones count too. Calls are counted when they are
 /// issued, so nothing is waited for, in backward and in replays of captured steps as well. Groups of one rank count
@@ -57,8 +45,8 @@ class CommCounter {
 
  private:
   friend class CommCause;
-  friend void count_collective(const IssuedCollective& issued);
-  void add(const IssuedCollective& issued, std::string_view cause, std::string_view module);
+  friend void count_collective(const struct IssuedCollective& issued);
+  void add(const struct IssuedCollective& issued, std::string_view cause, std::string_view module);
   template <class Predicate>
   Item sum_if(Predicate&& predicate) const;
 
@@ -67,22 +55,5 @@ class CommCounter {
   std::string_view cause_;
   std::vector<Entry> entries_;
 };
-
-/// While in scope, collectives are on behalf of this op: the one whose inputs must be brought elsewhere. `op` is the
-/// name of a row.
-class CommCause {
- public:
-  explicit CommCause(std::string_view op);
-  ~CommCause();
-  CommCause(const CommCause&) = delete;
-  CommCause& operator=(const CommCause&) = delete;
-
- private:
-  CommCounter* const counter_;
-  std::string_view outer_;
-};
-
-/// Tells all counters in scope. On the rank's thread; costs a branch if there is none.
-void count_collective(const IssuedCollective& issued);
 
 }  // namespace sherd

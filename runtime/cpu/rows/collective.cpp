@@ -8,7 +8,7 @@
 #include <functional>
 #include <vector>
 
-#include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/group/count_collective.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/group/lanes.h"
 #include "runtime/cpu/kernels.h"

@@ -2,7 +2,7 @@
 // taken apart by compute's own copies; the collective itself runs on the queue "collective".
 #include <vector>
 
-#include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/group/count_collective.h"
 #include "runtime/comm/group/device_support.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/backend.h"

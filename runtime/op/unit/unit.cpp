@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/group/count_collective.h"
 #include "runtime/comm/group/device_support.h"
 #include "runtime/comm/group/group_names.h"
 #include "runtime/comm/group/lanes.h"
