@@ -1,55 +1,36 @@
 #pragma once
-// Collectives between the ranks of one group, on buffers of any device, queued.
+// The ranks of one group, as programs hold them. Functions on tensors (all_reduce() and the like) communicate.
 #include <chrono>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 
-#include "runtime/comm/group/collective.h"
+#include "runtime/comm/group/group_transport.h"
 
 namespace sherd {
-
-class HostGroup;
-
-/// What a group says of itself on one rank.
-struct GroupFacts {
-  int rank = 0, size = 1;
-  std::string_view kind;  ///< a literal
-  std::string name;
-  Abilities abilities;
-};
 
 /// What ranks do together. All ranks issue the same collectives in the same order, with equal dtypes, counts, kinds and
 /// roots. Ranks that disagree all raise CommError naming both calls; a rank that dies or calls abort() makes the others
 /// raise within 5 s; a rank that does not come raises after the deadline. After an error the group is poisoned: every
 /// call raises the same reason until all ranks call reset().
-class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
+class ProcessGroup : public GroupTransport, public std::enable_shared_from_this<ProcessGroup> {
  public:
   virtual ~ProcessGroup() = default;
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
-  int rank() const { return facts_.rank; }
-  int size() const { return facts_.size; }
+  int rank() const { return facts().rank; }
+  int size() const { return facts().size; }
   /// "shm", "thread": for messages.
-  std::string_view kind() const { return facts_.kind; }
+  std::string_view kind() const { return facts().kind; }
   /// "world", or the label of a subgroup and its place among the divisions: "tp#2" is the second division of the world,
   /// "ep#2.1" the first one of that. Ranks that divide alike use equal names; on one rank no two groups divided from
   /// one world share a name.
-  const std::string& name() const { return facts_.name; }
-  const Abilities& abilities() const { return facts_.abilities; }
+  const std::string& name() const { return facts().name; }
 
   /// Whether collectives of buffers there can be issued.
   virtual bool supports(Device device) const = 0;
-  /// Queues a collective and returns: who touches the lent bytes waits for it, and who wants to block waits for
-  /// `site.queue.record()`. On the rank's thread, which issues the collectives of all queues in one order on all ranks;
-  /// those of one queue run in that order, those of different queues do not wait for each other. Error if a buffer is
-  /// too small, on a device that the group does not support, or on another device than the queue's.
-  virtual void issue(Collective call, const CollectiveSite& site) = 0;
-  /// The group of the same ranks that moves host memory: agreements between ranks go through it. Perhaps this one.
-  virtual HostGroup& host() = 0;
   /// The group of some of these ranks, which are numbered in the order of `ranks`. Collective over this group: every
   /// rank calls it and names the group it will be in; lists of two ranks are equal or share no rank. A group of its
   /// own: calls, sequence numbers, deadline; poisoned with this one, and reset() of either, by all ranks of the first
@@ -65,10 +46,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   virtual void set_deadline(std::chrono::nanoseconds deadline) = 0;
 
  protected:
-  explicit ProcessGroup(GroupFacts facts) : facts_(std::move(facts)) {}
-
- private:
-  const GroupFacts facts_;
+  using GroupTransport::GroupTransport;
 };
 
 /// A group of one rank: no collective moves anything. What a program without a launcher runs on.
