@@ -1,5 +1,5 @@
 #pragma once
-// Tensors and the functions on them, ranks and their groups, distributed tensors, autograd; what a step did and held.
+// Tensors and the functions on them, ranks and their groups, distributed tensors, autograd; what a step did.
 #include <fmt/format.h>
 
 // Tensors, the functions on them, autograd.
@@ -26,7 +26,6 @@
 #include "dtensor/scopes.h"
 #include "dtensor/transition/redistribute.h"
 
-// What a step did and held: timelines and peaks of memory.
-#include "runtime/exec/memory_log.h"
-#include "runtime/exec/trace.h"
+// What a step did: timelines. What it held is in nn.h, by the names of a model.
 #include "runtime/exec/trace_json.h"
+#include "runtime/exec/trace_recording.h"

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/exec/context.h"
+#include "runtime/exec/trace_recording.h"
 
 namespace sherd {
 
@@ -120,21 +121,6 @@ class Trace {
   std::int64_t dropped_ = 0;
   friend class TraceSpan;
   bool is_waiting_ = false;  // a span of a wait is open
-};
-
-/// The rank's thread writes into `trace` for a scope.
-class TraceRecording {
- public:
-  explicit TraceRecording(Trace& trace) : context_(RankContext::current()), outer_(context_.trace) {
-    context_.trace = &trace;
-  }
-  ~TraceRecording() { context_.trace = outer_; }
-  TraceRecording(const TraceRecording&) = delete;
-  TraceRecording& operator=(const TraceRecording&) = delete;
-
- private:
-  RankContext& context_;
-  Trace* const outer_;
 };
 
 /// A span from construction to destruction on the rank's thread, also if that is by an exception. Nothing while the
