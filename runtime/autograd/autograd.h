@@ -21,8 +21,6 @@ void backward(const Tensor& root, const BackwardOptions& options = {});
 /// Runs `hook` when the gradient of `tensor` (not a slot's) is complete, before it is used; a defined result
 /// replaces it.
 void register_grad_hook(const Tensor& tensor, GradHook hook, HookOptions options = {});
-/// The same with an object of the caller's, whose index is the tensor's output index.
-void register_grad_hook(const Tensor& tensor, std::unique_ptr<TensorHook> hook);
 
 /// Runs `callback` once when the running backward pass has delivered everything. Error outside of a pass.
 void at_end_of_backward(std::function<void()> callback);

@@ -79,6 +79,8 @@ struct TensorHook {
   const HookOptions options;
   std::unique_ptr<TensorHook> next;
 };
+/// register_grad_hook() of autograd.h with an object of the caller's, whose index is the tensor's output index.
+void register_grad_hook(const Tensor& tensor, std::unique_ptr<TensorHook> hook);
 
 class OpNode final : public Node {
  public:

@@ -26,11 +26,6 @@ inline std::string_view name(Way way) {
 
 enum class Mode : std::uint8_t { eager, captured, backward };
 
-struct NoHook final : TensorHook {
-  NoHook() : TensorHook(0, {.capturable = true}) {}
-  Tensor run(const Tensor&) override { return {}; }
-};
-
 /// Values for parameters, and the calls. One of a rank.
 class Bench {
  public:
@@ -258,9 +253,6 @@ class Bench {
   }
   GradHook value(std::type_identity<GradHook>, std::string_view, const Way*) {
     return [](const Tensor&) { return Tensor(); };
-  }
-  std::unique_ptr<TensorHook> value(std::type_identity<std::unique_ptr<TensorHook>>, std::string_view, const Way*) {
-    return std::make_unique<NoHook>();
   }
   std::string_view value(std::type_identity<std::string_view>, std::string_view, const Way*) { return "ij,jk->ik"; }
   Shape value(std::type_identity<Shape>, std::string_view, const Way*) { return {2, 2}; }
