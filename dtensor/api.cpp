@@ -7,6 +7,7 @@
 #include "dtensor/below.h"
 #include "dtensor/check_parts.h"
 #include "dtensor/spec_attr.h"
+#include "dtensor/transition/placement_rows.h"
 #include "dtensor/transition/redistribute.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/purpose.h"

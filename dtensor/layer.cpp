@@ -2,7 +2,9 @@
 // says, run the row (or the rule's program of rows) on the parts, and say how the results lie.
 #include "dtensor/layer.h"
 
+#include "dtensor/modes.h"
 #include "dtensor/propagate.h"
+#include "dtensor/transition/placement_rows.h"
 #include "dtensor/transition/redistribute.h"
 #include "runtime/comm/group/count_collective.h"
 #include "runtime/op/core/step_names.h"

@@ -1,6 +1,5 @@
 #pragma once
 // The dist layer of the dispatcher; the scopes in which it works otherwise are in scopes.h.
-#include "dtensor/scopes.h"
 
 namespace sherd {
 

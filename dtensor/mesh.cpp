@@ -7,8 +7,8 @@
 #include <map>
 
 #include "dtensor/layer.h"
+#include "dtensor/modes.h"
 #include "dtensor/propagate.h"
-#include "dtensor/scopes.h"
 #include "dtensor/spec_table.h"
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/group/group_names.h"

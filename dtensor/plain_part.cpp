@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "dtensor/scopes.h"
+#include "dtensor/modes.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/core/tensor.h"
 

@@ -8,9 +8,9 @@
 
 #include "dtensor/choose.h"
 #include "dtensor/derived.h"
+#include "dtensor/modes.h"
 #include "dtensor/plain_part.h"
 #include "dtensor/recent.h"
-#include "dtensor/scopes.h"
 #include "runtime/exec/context.h"
 
 namespace sherd {

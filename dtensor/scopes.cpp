@@ -1,5 +1,6 @@
 #include "dtensor/scopes.h"
 
+#include "dtensor/modes.h"
 #include "runtime/exec/context.h"
 
 namespace sherd {

@@ -1,17 +1,7 @@
 #pragma once
 // Modes of a rank in which the dist layer is stricter, or more lenient.
-#include "runtime/op/core/host_state.h"
 
 namespace sherd {
-
-/// The modes that these scopes set. A captured step is replayed in those of its recording.
-struct DistributedModes {
-  bool strict = false, implicit = false;
-  static constexpr AttrField fields[] = {
-      attr<&DistributedModes::strict>("strict_communication").seen_by(SeenBy::guard, "each row that communicates"),
-      attr<&DistributedModes::implicit>("implicit_replication")
-          .seen_by(SeenBy::guard, "each row of distributed tensors")};
-};
 
 /// In this scope an op that would implicitly redistribute an input by communication is an Error that names the row, the
 /// input and both layouts. Explicit redistribute() is allowed.
@@ -39,9 +29,5 @@ class ImplicitReplication {
  private:
   bool outer_;
 };
-
-const HostState<DistributedModes>& distributed_modes();
-bool is_strict_communication();
-bool is_implicit_replication();
 
 }  // namespace sherd

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dtensor/transition/placement_rows.h"
 #include "nn/module.h"
 #include "runtime/op/core/rows.h"
 

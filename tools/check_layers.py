@@ -47,7 +47,7 @@ ORDER = {
     "runtime": ["os", "tensor", "memory", "exec", "comm", "op", "autograd", "cpu cuda"],
     "runtime/comm": ["group", "store", "board", "job"],
     "runtime/cpu": ["gemm", "rows", "attention"],
-    "dtensor": ["placement recent scopes", ".+transition", "rules"],
+    "dtensor": ["modes", "placement recent scopes", ".+transition", "rules"],
     "compile": ["ir", "passes", "capture", "run", "."],
     "compile/ir": ["text", "analysis"],
     "nn": [".", "layers", "optim", "parallel checkpoint offload_activations", "models data", "plan interop"],
@@ -58,7 +58,7 @@ ORDER = {
 }
 # The same for headers alone, where a .cpp needs more.
 HEADER_ORDER = {
-    "dtensor": ["below mesh placement recent scopes", "layer spec",
+    "dtensor": ["below mesh placement recent modes scopes", "layer spec",
                 "api check_parts create draw local_runs rule spec_attr spec_table transition",
                 "choose derived listed_splits plain_part propagate", "rules"],
 }

@@ -2,6 +2,7 @@
 
 #include "dtensor/below.h"
 #include "dtensor/spec_attr.h"
+#include "dtensor/transition/placement_rows.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/op/core/vjp_call.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dtensor/transition/transition.h"
-#include "runtime/op/core/dispatch.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd {
 
@@ -38,18 +38,5 @@ Tensor align_gradient(Tensor x);
 const Spec* gradient_spec(const Spec* spec);
 /// Placements with dims counted from the front. Error for dims that `ndim` dims do not have.
 std::vector<Placement> normalize_placements(std::span<const Placement> placements, int ndim);
-
-/// A row with the trait `placement`: `run` makes its result, from the local tensor, in place of a kernel.
-struct PlacementRow : Op {
-  Tensor (*run)(OpCall& call) = nullptr;
-};
-namespace op {
-extern const PlacementRow redistribute, align_gradient;  // redistribute.cpp
-extern const PlacementRow from_local, to_local;          // api.cpp
-}  // namespace op
-/// Adds these rows to the table.
-void add_placement_rows();
-/// What the dist layer does for rows with that trait.
-Tensors run_placement_row(OpCall& call);
 
 }  // namespace sherd

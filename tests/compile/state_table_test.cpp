@@ -4,7 +4,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "dtensor/scopes.h"
+#include "dtensor/modes.h"
 #include "nn/module.h"
 #include "nn/optim/step_in_pieces.h"
 #include "nn/parallel/shard/unit/unit_knobs.h"

@@ -7,6 +7,7 @@
 
 #include "compile/compile.h"
 #include "dtensor/api.h"
+#include "dtensor/transition/placement_rows.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/host_group.h"

@@ -154,7 +154,7 @@ class Told final : public ModuleHook {
                               ("nn/offload_activations.cpp", "nn/optim/o.h")):
             text = f'#pragma once\n#include "{target}"\n'
             self.assertEqual(self.run_on({**tree, "nn/optim/o.h": "#pragma once\n", place: text})[0], 0, (place, target))
-        order = "the order in dtensor/ is placement | recent | scopes < .+transition < rules"
+        order = "the order in dtensor/ is modes < placement | recent | scopes < .+transition < rules"
         self.expect({**tree, "dtensor/spec.cpp": '#include "dtensor/rules/r.h"\n'}, order)
         self.expect({**tree, "dtensor/placement.h": '#pragma once\n#include "dtensor/spec.h"\n'}, order)
         self.expect({**tree, "dtensor/spec.h": '#pragma once\n#include "dtensor/propagate.h"\n'}, "| spec < api")
