@@ -7,6 +7,7 @@
 #include <set>
 #include <typeinfo>
 
+#include "nn/shard_keeper.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/core/tape_modes.h"
@@ -19,6 +20,10 @@ namespace sherd::nn {
 Parameter::Parameter(std::string name, Shape shape, Init init, DType dtype)
     : Slot(std::move(name), /*requires_grad=*/true), shape_(std::move(shape)), init_(init) {
   set(Tensor::empty(shape_, dtype, Device::meta()));
+}
+
+void Parameter::reshard() const {
+  if (keeper_) keeper_->shards_written();
 }
 
 Module::Module() : state_([](const void* module) { return static_cast<const Module*>(module)->label(); }, this) {}
@@ -160,7 +165,7 @@ namespace {
 void check_fits_memory(const std::vector<Parameter*>& parameters, Device device) {
   std::int64_t bytes = 0;
   for (const Parameter* p : parameters) {
-    if (p->shard_keeper() && !p->shard_keeper()->keeps_in_memory()) continue;
+    if (ShardKeeper::of(*p) && !ShardKeeper::of(*p)->keeps_in_memory()) continue;
     if (const Tensor local = p->sharded_value().local(); local.is_meta()) bytes += local.bytes();
   }
   const RankContext& context = RankContext::current();
@@ -232,7 +237,7 @@ void Module::cast_to(DType dtype) {
   });
   for (Parameter* p : parameters()) {
     if (!is_other(*p)) continue;
-    check(!p->shard_keeper(),
+    check(!ShardKeeper::of(*p),
           "cast_to({}): parameter \"{}\" is of a unit of fully_shard that was wrapped above \"{}\"; cast that module",
           sherd::name(dtype), p->name(), path());
     const std::string torn = p->torn();

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "nn/init.h"
+#include "nn/module_state.h"
 #include "nn/tensor_map.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/op/core/host_state.h"
 
 namespace sherd {
 class DeviceMesh;
@@ -24,28 +24,6 @@ class DeviceMesh;
 namespace sherd::nn {
 
 class Module;
-
-class Parameter;
-
-/// Keeps the shards of parameters, and puts gathered tensors into the parameters while their modules compute.
-class ShardKeeper {
- public:
-  /// Registers the shards and frees what was gathered. Local; no-op between steps.
-  virtual void reshard() = 0;
-  /// The same, and nothing that was gathered is used again: on all ranks somebody has written the shards, where they
-  /// have any. Local.
-  virtual void shards_written() { reshard(); }
-
-  /// Whether they are in memory between steps: false if they have a home elsewhere (runtime/op/copy/offload.h).
-  virtual bool keeps_in_memory() const { return true; }
-
-  /// A scope has put full tensors into the slots (shard/summon.h): gathering is an Error.
-  bool is_summoned() const { return !summoned.expired(); }
-  std::weak_ptr<const void> summoned{};  ///< of the scope, which may outlive parameters and keepers
-
- protected:
-  ~ShardKeeper() = default;
-};
 
 /// A trainable tensor: a slot with a shape and an initial value. Made on the meta device; materialize() gives it bytes.
 /// Its address is stable; what changes is the tensor inside.
@@ -63,21 +41,14 @@ class Parameter final : public Slot {
   /// What is between steps in the slot, whatever is there now: this rank's shard where fully_shard has gathered it,
   /// else value(). Optimizers, clipping and checkpoints work on it.
   const Tensor& sharded_value() const { return kept_value(); }
-  /// `shard` came from attach(). Of the keeper; both empty: value() is all there is.
-  void keep_shard(Tensor shard, ShardKeeper* keeper) {
-    keep(std::move(shard));
-    keeper_ = keeper;
-  }
-  ShardKeeper* shard_keeper() const { return keeper_; }
   /// Makes value() the shard. For those who have written the shard: what was gathered of it is stale. Local.
-  void reshard() const {
-    if (keeper_) keeper_->shards_written();
-  }
+  void reshard() const;
 
  private:
+  friend class ShardKeeper;
   Shape shape_;
   Init init_;
-  ShardKeeper* keeper_ = nullptr;
+  class ShardKeeper* keeper_ = nullptr;
   bool initialised_ = false;
 };
 
@@ -115,18 +86,6 @@ class ModuleHook {
   /// A mesh along whose axes ranks have data of their own in the module's forward; null: the hook does not say. Random
   /// rows draw by it (batch_part.h).
   virtual const DeviceMesh* data_mesh() const { return nullptr; }
-};
-
-/// What a forward reads of a module beside its parameters.
-struct ModuleState {
-  bool training = true;
-  std::string hooks = "none";  ///< at a root: those of its tree, as how many and which
-  std::int64_t parts = 0;      ///< at a root: how many modules, parameters and buffers its tree was given
-  static constexpr AttrField fields[] = {
-      attr<&ModuleState::training>("training").seen_by(SeenBy::guard, "dropout; training() of any module"),
-      attr<&ModuleState::hooks>("hooks").seen_by(SeenBy::guard, "every forward, for all modules below the root"),
-      attr<&ModuleState::parts>("parts").seen_by(SeenBy::guard,
-                                                 "every forward, for all modules below the root; items of a list")};
 };
 
 class Module {

@@ -108,7 +108,6 @@ class Bench {
         {"sherd::rms_norm", "weight"},
         {"sherd::power_sum_from", "before"},
         {"sherd::Slot::set_grad", "grad"},
-        {"sherd::nn::Parameter::keep_shard", "shard"},
         {"sherd::Slot::present", "tensor"},
         {"sherd::nn::Gpt::forward", "targets"},
         {"sherd::nn::Llama::forward", "targets"},
@@ -266,13 +265,13 @@ class Bench {
   /// Numbers of dims and ranks, flags, kinds, and options as they are when nobody says any.
   template <class T>
     requires(std::is_same_v<T, int> || std::is_same_v<T, bool> || std::is_enum_v<T> || std::is_aggregate_v<T> ||
-             std::is_same_v<T, NodeRef> || std::is_same_v<T, nn::ShardKeeper*>)
+             std::is_same_v<T, NodeRef>)
   T value(std::type_identity<T>, std::string_view, const Way*) {
     return T{};
   }
   template <class T>
     requires(!std::is_same_v<T, int> && !std::is_same_v<T, bool> && !std::is_enum_v<T> && !std::is_aggregate_v<T> &&
-             !std::is_same_v<T, NodeRef> && !std::is_same_v<T, nn::ShardKeeper*>)
+             !std::is_same_v<T, NodeRef>)
   T value(std::type_identity<T>, std::string_view, const Way*) = delete;  // a new type of parameter: add a value for it
 
   // ---- an object of each class ----

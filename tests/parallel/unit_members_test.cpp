@@ -5,6 +5,7 @@
 #include "nn/checkpoint/training_state.h"
 #include "nn/optim/adamw.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
+#include "nn/shard_keeper.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/host_group.h"
 #include "tests/parallel/two_dim_net.h"
@@ -142,7 +143,7 @@ TEST(FullyShard, F16_IgnoredParametersStayAsTheyAre) {
       const Ref<Storage> storage = ignored.value().storage();
       const nn::UnitPolicy options{.ignored = {&ignored}};
       shard(net, DeviceMesh(group), options, options);
-      EXPECT_EQ(ignored.shard_keeper(), nullptr);
+      EXPECT_EQ(nn::ShardKeeper::of(ignored), nullptr);
       for (const nn::UnitHandle& unit : nn::units(net))
         for (const nn::Parameter* p : unit.parameters()) EXPECT_NE(p, &ignored);
 

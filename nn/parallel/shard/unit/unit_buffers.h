@@ -16,6 +16,7 @@
 #include "nn/parallel/shard/unit/unit_levels.h"
 #include "nn/parallel/shard/unit/unit_listener.h"
 #include "nn/parallel/shard/unit/unit_slots.h"
+#include "nn/shard_keeper.h"
 
 namespace sherd::nn {
 

@@ -13,7 +13,7 @@ void UnitSlots::show_meta() const {
     const ShardPlacement& at = pieces_.placement(i);
     p->set(Tensor::distributed(at.shape, at.sharded,
                                Tensor::empty(at.local_shape, pieces_.layout().pieces[i].dtype, Device::meta())));
-    p->keep_shard({}, &keeper_);
+    keeper_.keep(*p, {});
   }
 }
 
@@ -23,7 +23,7 @@ void UnitSlots::attach(std::size_t piece, Parameter& p) {
   const UnitLayout* const owned = pieces_.owned();
   const std::int64_t offset = owned ? owned->pieces[piece].shard_offset : at.shard_offset;
   const Tensor local = view_at(levels_.shards(), placement.local_shape, offset, at.dtype);
-  p.keep_shard(p.attach(Tensor::distributed(placement.shape, placement.sharded, local)), &keeper_);
+  keeper_.keep(p, p.attach(Tensor::distributed(placement.shape, placement.sharded, local)));
   const Tensor gathered = view_at(levels_.gathered(), placement.used_shape, at.full_offset, at.full_dtype);
   views_[piece].gathered = p.attach(pieces_.as_gathered(piece, gathered));
 }
@@ -72,7 +72,7 @@ void UnitSlots::forget_slices() {
 }
 
 void UnitSlots::leave() const {
-  for (Parameter* p : pieces_.parameters()) p->keep_shard({}, nullptr);
+  for (Parameter* p : pieces_.parameters()) ShardKeeper::release(*p);
 }
 
 }  // namespace sherd::nn

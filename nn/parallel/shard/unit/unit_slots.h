@@ -1,10 +1,12 @@
 #pragma once
-// Which level of a unit stands in the slots of its parameters: what modules read, and what the slots keep between steps.
+// Which level of a unit stands in the slots of its parameters: what modules read, and what the slots keep between
+// steps.
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "nn/parallel/shard/unit/unit_levels.h"
+#include "nn/shard_keeper.h"
 
 namespace sherd::nn {
 

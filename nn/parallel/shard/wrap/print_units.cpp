@@ -7,6 +7,7 @@
 
 #include "nn/parallel/shard/unit/unit_layout.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
+#include "nn/shard_keeper.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/op/copy/offload.h"
 
@@ -138,7 +139,7 @@ std::string print_units(Module& model, const PrintUnitsOptions& options) {
   }
   std::int64_t num_ignored = 0, ignored_bytes = 0;
   for (const Parameter* p : model.parameters()) {
-    if (p->shard_keeper()) continue;
+    if (ShardKeeper::of(*p)) continue;
     if (num_ignored++ == 0) table.text("in no unit");
     const Tensor local = p->value().local();
     ignored_bytes += local.bytes();

@@ -29,7 +29,7 @@ namespace {
 void link_tied(Module& module, Wrap* user, const std::vector<Wrap*>& tree) {
   if (Wrap* wrap = wrap_of(module)) user = wrap;
   for (const Module::NamedParameter& p : module.own_parameters()) {
-    const ShardKeeper* const keeper = p.parameter->shard_keeper();
+    const ShardKeeper* const keeper = ShardKeeper::of(*p.parameter);
     if (!keeper || (user && user->owns(*keeper))) continue;
     const auto owner = std::ranges::find_if(tree, [&](Wrap* wrap) { return wrap && wrap->owns(*keeper); });
     check(

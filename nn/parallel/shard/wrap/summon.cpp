@@ -28,7 +28,7 @@ std::vector<Parameter*> kept_parameters(Module& module, bool recurse) {
   else
     for (const Module::NamedParameter& p : module.own_parameters())
       if (std::ranges::find(parameters, p.parameter) == parameters.end()) parameters.push_back(p.parameter);
-  std::erase_if(parameters, [](const Parameter* p) { return p->shard_keeper() == nullptr; });
+  std::erase_if(parameters, [](const Parameter* p) { return ShardKeeper::of(*p) == nullptr; });
   return parameters;
 }
 
@@ -44,7 +44,7 @@ void check_may_begin(const std::vector<Parameter*>& parameters) {
     check(!p->sharded_value().local().is_meta(), "full parameters: \"{}\" has no values; call model.materialize(seed)",
           p->name());
     // Several scopes may have some parameters of a unit, which are plain then.
-    check(!p->shard_keeper()->is_summoned() || p->value().is_distributed(),
+    check(!ShardKeeper::of(*p)->is_summoned() || p->value().is_distributed(),
           "full parameters: \"{}\" is in another scope that summoned it", p->name());
   }
 }
@@ -64,7 +64,7 @@ std::vector<ProcessGroup*> root_groups_of(const std::vector<Parameter*>& paramet
 std::vector<ProcessGroup*> groups_of(const std::vector<Parameter*>& parameters) {
   std::vector<ProcessGroup*> groups;
   for (const Parameter* p : parameters) {
-    const auto& unit = static_cast<const UnitBuffers&>(*p->shard_keeper());  // there is no other kind of keeper
+    const auto& unit = static_cast<const UnitBuffers&>(*ShardKeeper::of(*p));  // there is no other kind of keeper
     for (ProcessGroup* group : unit.pieces().groups_of(p->sink_place()))
       if (std::ranges::find(groups, group) == groups.end()) groups.push_back(group);
   }
@@ -78,7 +78,7 @@ void agree_on_units_of(Module& module, const std::vector<Parameter*>& parameters
   std::vector<Wrap*> wraps = wraps_below(*top);
   std::erase_if(wraps, [&](const Wrap* wrap) {
     return wrap->is_agreed() ||
-           std::ranges::none_of(parameters, [&](const Parameter* p) { return wrap->owns(*p->shard_keeper()); });
+           std::ranges::none_of(parameters, [&](const Parameter* p) { return wrap->owns(*ShardKeeper::of(*p)); });
   });
   try {
     agree_on_units(wraps, groups_of(parameters));
@@ -146,7 +146,7 @@ void gather_into(const std::vector<Tensor>& full, const std::vector<Parameter*>&
 
 Parameter* FullParameters::Held::parameter() const {
   auto* const p = static_cast<Parameter*>(static_cast<const Leaf*>(leaf.get())->slot);
-  return p && p->shard_keeper() ? p : nullptr;
+  return p && ShardKeeper::of(*p) ? p : nullptr;
 }
 
 std::vector<FullParameters::Held> FullParameters::gather(const std::vector<Parameter*>& parameters) {
@@ -164,9 +164,9 @@ std::vector<FullParameters::Held> FullParameters::gather(const std::vector<Param
   std::vector<Held> held;
   for (std::size_t i = 0; i < full.size(); ++i) {
     const Parameter& p = *parameters[i];
-    auto unit = std::static_pointer_cast<const SummonedUnit>(p.shard_keeper()->summoned.lock());
+    auto unit = std::static_pointer_cast<const SummonedUnit>(ShardKeeper::of(p)->summoned.lock());
     if (!unit) unit = std::make_shared<SummonedUnit>(p.sharded_value().local().storage()->version());
-    p.shard_keeper()->summoned = unit;
+    ShardKeeper::of(p)->summoned = unit;
     held.push_back({NodeRef(p.leaf()), full[i], std::move(unit)});
   }
   return held;
@@ -218,7 +218,7 @@ void FullParameters::release() const {
     Parameter* const p = h.parameter();
     if (!p) continue;
     if (p->sharded_value().requires_grad() != p->requires_grad())
-      p->keep_shard(p->attach(p->sharded_value()), p->shard_keeper());
+      ShardKeeper::of(*p)->keep(*p, p->attach(p->sharded_value()));
     p->present(p->sharded_value());
   }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "nn/shard_keeper.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd::nn {
@@ -30,7 +31,7 @@ std::int64_t elements_per_rank(const Parameter& parameter) {
 void check_ignored(const std::vector<const Parameter*>& ignored) {
   for (const Parameter* p : ignored) {
     check(p != nullptr, "fully_shard: a null pointer is among the ignored parameters");
-    check(!p->shard_keeper(), "fully_shard: parameter \"{}\" is to be ignored, but a unit has it already", p->name());
+    check(!ShardKeeper::of(*p), "fully_shard: parameter \"{}\" is to be ignored, but a unit has it already", p->name());
   }
 }
 

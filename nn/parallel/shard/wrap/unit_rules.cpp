@@ -11,6 +11,7 @@
 #include "nn/module_list.h"
 #include "nn/parallel/shard/wrap/unit_members.h"
 #include "nn/parallel/shard/wrap/unit_table.h"
+#include "nn/shard_keeper.h"
 #include "runtime/tensor/nearest.h"
 #include "runtime/tensor/quantity.h"
 
@@ -38,7 +39,7 @@ class FreeParameters {
   Parameters own(const Module& m) const {
     Parameters result;
     for (const Module::NamedParameter& p : m.own_parameters())
-      if (!p.parameter->shard_keeper() && std::ranges::find(policy_.ignored, p.parameter) == policy_.ignored.end())
+      if (!ShardKeeper::of(*p.parameter) && std::ranges::find(policy_.ignored, p.parameter) == policy_.ignored.end())
         result.insert(p.parameter);
     return result;
   }

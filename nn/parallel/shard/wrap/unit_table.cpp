@@ -43,7 +43,7 @@ bool UnitTable::is_or_will_be_wrapped(const Module& module) const {
 
 // The name of the call that has the parameter, if it is one of a module above; else null.
 const std::string* UnitTable::owner_above(const Module& module, const Parameter& parameter) const {
-  const ShardKeeper* const keeper = parameter.shard_keeper();
+  const ShardKeeper* const keeper = ShardKeeper::of(parameter);
   const auto taker = takers_.find(&parameter);
   for (const Module* above = module.parent(); above; above = above->parent()) {
     const Wrap* const wrap = keeper ? wrap_of(*above) : nullptr;
@@ -69,7 +69,7 @@ void UnitTable::check_inside_out(const Module& wrapped, const Module& module) co
 // Parameters used below `module` that no unit has or will have, each once.
 void UnitTable::collect_free(Module& module, std::set<const Parameter*>& seen, std::vector<Parameter*>& out) const {
   for (const Module::NamedParameter& p : module.own_parameters())
-    if (!p.parameter->shard_keeper() && !takers_.contains(p.parameter) && seen.insert(p.parameter).second)
+    if (!ShardKeeper::of(*p.parameter) && !takers_.contains(p.parameter) && seen.insert(p.parameter).second)
       out.push_back(p.parameter);
   for (const auto& child : module.children())
     if (!is_or_will_be_wrapped(*child)) collect_free(*child, seen, out);
