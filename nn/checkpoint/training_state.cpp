@@ -76,7 +76,7 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer, Loss
   }
   for (const auto& [name, b] : model.named_buffers()) state.push_back({name, "buffer", b});
   if (scaler)
-    for (const LossScalerState& s : scaler->state()) state.push_back({s.name, "loss_scaler", s.slot});
+    for (const auto& [name, slot] : scaler->state()) state.push_back({name, "loss_scaler", slot});
   if (!optimizer) return state;
   for (const OptimizerState& s : optimizer->state())
     state.push_back({s.parameter, "optim." + s.kind, s.slot, nullptr, s.like});

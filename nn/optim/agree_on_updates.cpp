@@ -45,18 +45,18 @@ void report(Optimizer& optimizer, Facts& facts) {
 
 std::string values_of(LossScaler& scaler) {
   std::string values;
-  for (const LossScalerState& s : scaler.state())
-    values += fmt::format("{}{}", values.empty() ? "" : ",", s.slot->value().item<float>());
+  for (const auto& [name, slot] : scaler.state())
+    values += fmt::format("{}{}", values.empty() ? "" : ",", slot->value().item<float>());
   return values;
 }
 
 void take_values(LossScaler& scaler, const std::string& values) {
   std::istringstream text(values);
-  for (const LossScalerState& s : scaler.state()) {
+  for (const auto& [name, slot] : scaler.state()) {
     float value = 0;
     text >> value;
     text.ignore();  // the comma
-    s.slot->assign(Tensor::scalar(value));
+    slot->assign(Tensor::scalar(value));
   }
 }
 
@@ -120,7 +120,7 @@ void agree_on_updates(const std::vector<Parameter*>& parameters, ProcessGroup& g
     for (Optimizer* optimizer : Optimizer::living(made_by))
       if (std::ranges::any_of(optimizer->parameters(), [&](Parameter* p) { return known.contains(p); }))
         optimizers.push_back(optimizer);
-    for (LossScaler* scaler : LossScaler::living(made_by)) scalers.push_back(scaler);
+    for (LossScaler* scaler : Registered<LossScaler>::living(made_by)) scalers.push_back(scaler);
   }
   agree_on(optimizers, scalers, group);
   take_back_random_calls(std::ranges::all_of(optimizers, [](const Optimizer* o) { return o->torn().empty(); }));

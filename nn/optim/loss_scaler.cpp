@@ -56,7 +56,7 @@ LossScaler::LossScaler(const LossScalerOptions& options)
 
 LossScaler::~LossScaler() = default;
 
-std::vector<LossScaler*> LossScaler::living(RankRegister* of) { return Registered<LossScaler>::living(of); }
+std::vector<LossScaler*> LossScaler::living() { return Registered<LossScaler>::living(); }
 
 void LossScaler::forget_step() { fill_into(finite_.value(), 1); }
 
@@ -99,7 +99,7 @@ void LossScaler::update() {
   fill_into(finite, 1);
 }
 
-std::vector<LossScalerState> LossScaler::state() {
+std::vector<std::pair<std::string, Slot*>> LossScaler::state() {
   return {{"scale", &scale_}, {"good_steps", &good_steps_}, {"skipped_steps", &skipped_steps_}};
 }
 

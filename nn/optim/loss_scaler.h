@@ -9,6 +9,7 @@
 //   scaler.update();
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "nn/optim/optimizer.h"
@@ -27,12 +28,6 @@ struct LossScalerOptions {
   static LossScalerOptions fixed(double scale) {
     return {.init_scale = scale, .growth_factor = 1, .backoff_factor = 1, .growth_interval = 1, .min_scale = 0};
   }
-};
-
-/// A slot of a scaler's state: {"scale", slot}.
-struct LossScalerState {
-  std::string name;
-  Slot* slot;
 };
 
 /// All of its state is 0-d f32 tensors in slots and whether a step is skipped is one of them: nothing waits for the
@@ -67,12 +62,12 @@ class LossScaler {
   const Tensor& current_scale() const { return scale_.value(); }
   /// Skipped so far, those before a resume included.
   const Tensor& skipped_steps() const { return skipped_steps_.value(); }
-  /// Part of a checkpoint, between steps.
-  std::vector<LossScalerState> state();
+  /// Slots by name, which are part of a checkpoint, between steps: {"scale", slot}.
+  std::vector<std::pair<std::string, Slot*>> state();
   /// A step was left: what unscale() has seen in it does not count. Local.
   void forget_step();
   /// The scalers of this rank that live, in the order in which they were made.
-  static std::vector<LossScaler*> living(RankRegister* of = nullptr);
+  static std::vector<LossScaler*> living();
 
  private:
   void move_to(Device device);

@@ -162,7 +162,7 @@ TEST(CompiledStep, AReplayLeftBeforeTheFirstUpdateTearsNothing) {
   ASSERT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
   expect_error([&] { step(x, bad); }, {"outside of"});
   EXPECT_EQ(captured.optimizer->torn(), "");
-  for (const nn::LossScalerState& s : captured.scaler.state()) EXPECT_EQ(s.slot->torn(), "") << s.name;
+  for (const auto& [name, slot] : captured.scaler.state()) EXPECT_EQ(slot->torn(), "") << name;
   captured.optimizer->clear_gradients();
   for (int i = 0; i < 2; ++i) EXPECT_TRUE(same_bits(step(x, good), undisturbed.step(x, good))) << i;
   EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
@@ -187,7 +187,7 @@ TEST(CompiledStep, AnUpdateOfLossScalersAloneTearsNoParameters) {
   ASSERT_EQ(update.mode(), CompiledStep::Mode::replay) << update.why();
   expect_error([&] { update(x, bad); }, {"outside of"});
   EXPECT_EQ(training.optimizer->torn(), "");
-  for (const nn::LossScalerState& s : other.state()) EXPECT_NE(s.slot->torn(), "") << s.name;
+  for (const auto& [name, slot] : other.state()) EXPECT_NE(slot->torn(), "") << name;
   expect_error([&] { update(x, good); }, {"refused", "\"loss_scaler.", "is torn"});
   training.step(x, good);  // its values are written again
   other.update();

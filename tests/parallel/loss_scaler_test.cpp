@@ -136,7 +136,7 @@ TEST(FullyShard, F97_ACapturedStepSkipsWithoutABranch) {
 /// The scale and its counts.
 std::vector<double> numbers_of(nn::LossScaler& scaler) {
   std::vector<double> numbers;
-  for (const nn::LossScalerState& s : scaler.state()) numbers.push_back(s.slot->value().item<double>());
+  for (const auto& [name, slot] : scaler.state()) numbers.push_back(slot->value().item<double>());
   return numbers;
 }
 

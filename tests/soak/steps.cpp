@@ -350,7 +350,7 @@ class Phase {
   void take_scale() {
     if (!subject_.scaler) return;
     const auto from = twin_.scaler->state(), to = subject_.scaler->state();
-    for (std::size_t i = 0; i < to.size(); ++i) to[i].slot->assign(from[i].slot->value());
+    for (std::size_t i = 0; i < to.size(); ++i) to[i].second->assign(from[i].second->value());
   }
 
   void train_whole() {
