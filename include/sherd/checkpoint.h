@@ -4,7 +4,6 @@
 
 #include "nn/checkpoint/format/saves.h"
 #include "nn/checkpoint/full/full_state.h"
-#include "nn/checkpoint/load/checkpoint_reader.h"
 #include "nn/checkpoint/model_saves.h"
 #include "nn/checkpoint/save/async_saver.h"
 #include "nn/checkpoint/training_state.h"

@@ -6,7 +6,15 @@
 #include <string>
 #include <vector>
 
+#include "runtime/tensor/error.h"
+
 namespace sherd {
+
+/// The text is not one for what is asked: it has characters that the vocabulary lacks, is no UTF-8, or is too short.
+class WrongText : public Error {
+ public:
+  using Error::Error;
+};
 
 /// What stands for the content of files when ranks and runs compare it.
 struct ContentHash {

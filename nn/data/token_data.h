@@ -13,15 +13,8 @@
 
 #include "nn/data/text_files.h"
 #include "nn/data/vocabulary.h"
-#include "runtime/tensor/error.h"
 
 namespace sherd {
-
-/// The text is not one for what is asked: it has characters that the vocabulary lacks, is no UTF-8, or is too short.
-class WrongText : public Error {
- public:
-  using Error::Error;
-};
 
 class TokenData {
  public:
