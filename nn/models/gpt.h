@@ -1,9 +1,6 @@
 #pragma once
-#include "nn/layers/attention.h"
-#include "nn/layers/dropout.h"
 #include "nn/layers/embedding.h"
-#include "nn/layers/mlp.h"
-#include "nn/layers/norm.h"
+#include "nn/models/gpt_block.h"
 #include "nn/models/language_model.h"
 #include "nn/module_list.h"
 
@@ -20,20 +17,6 @@ struct GptConfig {
   double norm_eps = 1e-5;
   double init_std = 0.02;
   bool scaled_residual_init = true;  ///< residual projections start at init_std / sqrt(2 x layers)
-};
-
-class GptBlock : public Layer<GptBlock> {
- public:
-  explicit GptBlock(const GptConfig& config);
-  Tensor forward(const Tensor& x);  ///< [B, T, D] -> [B, T, D]
-
-  LayerNorm& attn_norm;
-  Attention& attn;
-  LayerNorm& mlp_norm;
-  GeluMlp& mlp;
-
- private:
-  Dropout& dropout_;
 };
 
 /// GPT-2: learned positions, pre-norm blocks, GELU, head tied to the token embedding.

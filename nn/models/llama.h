@@ -1,9 +1,7 @@
 #pragma once
-#include "nn/layers/attention.h"
 #include "nn/layers/embedding.h"
-#include "nn/layers/mlp.h"
-#include "nn/layers/norm.h"
 #include "nn/models/language_model.h"
+#include "nn/models/llama_block.h"
 #include "nn/module_list.h"
 
 namespace sherd::nn {
@@ -17,17 +15,6 @@ struct LlamaConfig {
   double norm_eps = 1e-5;
   double init_std = 0.02;
   bool scaled_residual_init = true;  ///< residual projections start at init_std / sqrt(2 x layers)
-};
-
-class LlamaBlock : public Layer<LlamaBlock> {
- public:
-  explicit LlamaBlock(const LlamaConfig& config);
-  Tensor forward(const Tensor& x);  ///< [B, T, D] -> [B, T, D]
-
-  RmsNorm& attn_norm;
-  Attention& attn;
-  RmsNorm& mlp_norm;
-  SwiGluMlp& mlp;
 };
 
 /// Llama: rotary positions, RMS norm, grouped queries, SwiGLU.

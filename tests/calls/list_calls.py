@@ -22,7 +22,7 @@ def faces(root):
 def headers(root):
     named = [name for face in faces(root) for name in re.findall(r'#include "([^"]+)"', face.read_text())]
     return named + ["runtime/autograd/slot.h", "nn/optim/optimizer.h", "runtime/op/core/tensor_handle.h",
-                    "runtime/op/rows/optimizer.h"]
+                    "runtime/op/rows/optimizer.h", "nn/models/gpt_block.h", "nn/models/llama_block.h"]
 
 
 def without_comments(text):
