@@ -65,9 +65,13 @@ def public_types(texts, codes):
             if is_outermost and "<" not in name and "detail" not in name.split("::"):
                 known.setdefault(name.split("::")[-1], []).append(name)
     for header in named:
-        nested = {name.split("::")[-1] for name, _, is_outermost in definitions(codes[header]) if not is_outermost}
+        here = list(definitions(codes[header]))
+        nested = {name.split("::")[-1] for name, _, is_outermost in here if not is_outermost}
+        spaces = {name.rpartition("::")[0] for name, _, is_outermost in here if is_outermost}
         for word in sorted(set(NAME.findall(public_declarations(codes[header]))) - nested):
-            for name in known.get(word, []):
+            names = known.get(word, [])
+            own = [name for name in names if name.rpartition("::")[0] in spaces]  # they hide those of other namespaces
+            for name in own or names:
                 found.setdefault(name, []).append(header)
     return found
 

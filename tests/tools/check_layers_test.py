@@ -66,6 +66,8 @@ class CheckLayers(unittest.TestCase):
         self.expect({**hidden, "tools/face.txt": "sherd::Seen\n"}, "runtime/a.h: names sherd::Told, which is no public type yet")
         self.expect({**self.FACE, **header("Told make();"), "tools/face.txt": "sherd::Gone\nsherd::Told\n"},
                     "tools/face.txt: no header that programs include names sherd::Gone")
+        inner = {**self.FACE, **header("namespace nn {\nstruct Told {};\nTold make();\n}")}
+        self.assertEqual(self.run_on({**inner, "tools/face.txt": "sherd::nn::Told\n"})[0], 0)
 
     STATE = """#pragma once
 namespace sherd::nn {
