@@ -1,14 +1,16 @@
 // Gathers and reductions of tensors that are sharded along an inner dim: blocks with a run of every rank in each.
-// Oracle: where every element lies, from its indices; sums by hand in rank order. Bit by bit.
+// Oracle: where every element lies, from its indices; sums by hand, in the order of the tree. Bit by bit.
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <functional>
 #include <numeric>
 
 #include "runtime/comm/group/lanes.h"
 #include "runtime/exec/context.h"
 #include "tests/comm/backends.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/tree_sum.h"
 
 namespace sherd::testing {
 namespace {
@@ -87,8 +89,9 @@ void check_scatter(HostGroup& group, const Cut& cut, bool accumulate) {
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = value(me, static_cast<std::int64_t>(i));
   std::vector<float> out(static_cast<std::size_t>(cut.blocks * cut.run(me)), 100.0f), expected = out;
   for (std::int64_t i = 0; i < std::ssize(out); ++i) {
-    float sum = value(0, cut.place(me, i));
-    for (int r = 1; r < group.size(); ++r) sum += value(r, cut.place(me, i));
+    std::vector<float> leaves;
+    for (int r = 0; r < group.size(); ++r) leaves.push_back(value(r, cut.place(me, i)));
+    const float sum = tree_sum(leaves, std::plus<float>());
     float& to = expected[static_cast<std::size_t>(i)];
     to = accumulate ? to + sum * 0.5f : sum * 0.5f;
   }

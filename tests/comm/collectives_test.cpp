@@ -8,6 +8,7 @@
 #include <random>
 
 #include "tests/comm/backends.h"
+#include "tests/support/tree_sum.h"
 
 namespace sherd::testing {
 namespace {
@@ -62,25 +63,17 @@ std::int64_t start_of(const std::vector<std::int64_t>& counts, int rank) {
 template <class T>
 T reduced(int ranks, std::int64_t i, ReduceKind kind, double scale = 1.0) {
   using A = std::conditional_t<std::is_same_v<T, bf16> || std::is_same_v<T, f16>, float, T>;
-  A acc = static_cast<A>(value<T>(0, i));
-  for (int r = 1; r < ranks; ++r) {
-    const A x = static_cast<A>(value<T>(r, i));
+  std::vector<A> leaves;
+  for (int r = 0; r < ranks; ++r) leaves.push_back(static_cast<A>(value<T>(r, i)));
+  A acc = tree_sum(leaves, [kind](A a, A x) -> A {
+    using Wide = std::conditional_t<std::is_integral_v<A>, std::uint64_t, A>;
     switch (kind) {
-      case ReduceKind::sum:
-      case ReduceKind::avg:
-        if constexpr (std::is_integral_v<A>)
-          acc = static_cast<A>(static_cast<std::uint64_t>(acc) + static_cast<std::uint64_t>(x));
-        else acc = acc + x;
-        break;
-      case ReduceKind::product:
-        if constexpr (std::is_integral_v<A>)
-          acc = static_cast<A>(static_cast<std::uint64_t>(acc) * static_cast<std::uint64_t>(x));
-        else acc = acc * x;
-        break;
-      case ReduceKind::max: acc = std::max(acc, x); break;
-      case ReduceKind::min: acc = std::min(acc, x); break;
+      case ReduceKind::product: return static_cast<A>(static_cast<Wide>(a) * static_cast<Wide>(x));
+      case ReduceKind::max: return std::max(a, x);
+      case ReduceKind::min: return std::min(a, x);
+      default: return static_cast<A>(static_cast<Wide>(a) + static_cast<Wide>(x));
     }
-  }
+  });
   if constexpr (!std::is_integral_v<A>) acc = acc * static_cast<A>(kind == ReduceKind::avg ? scale / ranks : scale);
   return static_cast<T>(acc);
 }
@@ -153,7 +146,7 @@ TEST_P(Collectives, MovesEverySizeAndTypeUnchanged) {
   }
 }
 
-TEST_P(Collectives, ReducesEverySizeAndTypeInRankOrder) {
+TEST_P(Collectives, ReducesEverySizeAndTypeAsATree) {
   for (const int ranks : worlds()) {
     expect_fine(ranks, [](HostGroup& group) {
       for (const std::int64_t size : kSizes) {

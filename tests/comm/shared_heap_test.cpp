@@ -1,9 +1,10 @@
 // Tensors in shared heaps, sources that are cast on their way, and reductions between types. Oracle: casts and sums by
-// hand, in rank order, compared bit by bit.
+// hand, in the order of the tree, compared bit by bit.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <string>
 
@@ -11,6 +12,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/memory/caching_allocator.h"
 #include "tests/comm/backends.h"
+#include "tests/support/tree_sum.h"
 
 namespace sherd::testing {
 namespace {
@@ -86,13 +88,14 @@ void check_scatter(HostGroup& group, const std::vector<std::int64_t>& counts, bo
   for (std::int64_t i = 0; i < total; ++i) in[i] = convert<T>(value(me, i));
   std::vector<U> out(static_cast<std::size_t>(own), convert<U>(100.0f)), expected;
   for (std::int64_t i = start_of(counts, me); i < start_of(counts, me) + own; ++i) {
-    float sum = 0;
+    std::vector<float> leaves;
     for (int r = 0; r < group.size(); ++r) {
       // A wire that is wider than the inputs loses nothing.
       float x = convert<float>(convert<T>(value(r, i)));
       if (sizeof(W) < sizeof(T)) x = convert<float>(convert<W>(x));
-      sum = r == 0 ? x : sum + x;
+      leaves.push_back(x);
     }
+    float sum = tree_sum(leaves, std::plus<float>());
     if (scale != 1) sum *= static_cast<float>(scale);
     if (!std::is_same_v<W, U>) sum = convert<float>(convert<W>(sum));
     expected.push_back(convert<U>(accumulate ? 100.0f + sum : sum));

@@ -1,5 +1,5 @@
 // Mixed precision under fully_shard. Oracle: the same model without sharding whose parameters were cast by hand, on
-// each rank's slice; its gradients are rounded, added in rank order and scaled by hand. Compared bit by bit.
+// each rank's slice; its gradients are rounded, added in the order of the tree and scaled by hand. Compared bit by bit.
 #include <gtest/gtest.h>
 
 #include "nn/layers/embedding.h"
@@ -14,6 +14,7 @@
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
+#include "tests/support/tree_sum.h"
 
 namespace sherd::testing {
 namespace {
@@ -51,18 +52,21 @@ struct Reference {
   }
   /// Mean over ranks of gradients, each rounded to `wire`, as is the result.
   std::vector<Tensor> gradients(const Tensor& x, const Tensor& y, int ranks, DType compute, std::optional<DType> wire) {
-    std::vector<Tensor> sums(masters.size());
+    std::vector<std::vector<Tensor>> of_ranks(masters.size());
     for (int rank = 0; rank < ranks; ++rank) {
       backward(loss(slice_for(x, rank, ranks), slice_for(y, rank, ranks), compute));
       const auto parameters = net.parameters();
-      for (std::size_t i = 0; i < sums.size(); ++i) {
-        const Tensor g = rounded(cast(parameters[i]->grad().detach(), DType::f32), wire);
-        sums[i] = rank == 0 ? g : add(sums[i], g);
+      for (std::size_t i = 0; i < masters.size(); ++i) {
+        of_ranks[i].push_back(rounded(cast(parameters[i]->grad().detach(), DType::f32), wire));
         parameters[i]->clear_grad();
       }
     }
-    for (Tensor& sum : sums) sum = rounded(ranks == 1 ? sum : mul(sum, 1.0 / ranks), wire);
-    return sums;
+    std::vector<Tensor> means;
+    for (const std::vector<Tensor>& all : of_ranks) {
+      const Tensor sum = tree_sum(all, [](const Tensor& a, const Tensor& b) { return add(a, b); });
+      means.push_back(rounded(ranks == 1 ? sum : mul(sum, 1.0 / ranks), wire));
+    }
+    return means;
   }
 };
 

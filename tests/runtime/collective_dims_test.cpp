@@ -1,5 +1,6 @@
 // Collectives along any dim, and all_to_all. Oracle: the full tensor, which every rank can draw, narrowed to the chunk
-// of ceil(n / ranks); sums in rank order, rounded once. Bits must match: rows may move their data as lists or packed.
+// of ceil(n / ranks); sums in the order of the tree, rounded once. Bits must match: rows may move their data as lists
+// or packed.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -12,6 +13,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
+#include "tests/support/tree_sum.h"
 
 namespace sherd::testing {
 namespace {
@@ -28,13 +30,13 @@ Tensor chunk_along(const Tensor& t, int dim, int ranks, int r) {
   return dense_copy(narrow(t, dim, begin, end - begin));
 }
 
-/// Sum of the ranks' tensors, in rank order; 16-bit floats are added in f32 and rounded once.
+/// Sum of the ranks' tensors, in the order of the tree; 16-bit floats are added in f32 and rounded once.
 Tensor sum_of(int ranks, std::uint64_t seed, const Shape& shape, DType dtype = DType::f64) {
   const DType wide = dtype == DType::bf16 ? DType::f32 : dtype;
-  Tensor total = converted(whole_of(seed, shape, dtype), wide);
-  for (int r = 1; r < ranks; ++r)
-    total = add(total, converted(whole_of(seed + static_cast<std::uint64_t>(r), shape, dtype), wide));
-  return converted(total, dtype);
+  std::vector<Tensor> all;
+  for (int r = 0; r < ranks; ++r)
+    all.push_back(converted(whole_of(seed + static_cast<std::uint64_t>(r), shape, dtype), wide));
+  return converted(tree_sum(all, [](const Tensor& a, const Tensor& b) { return add(a, b); }), dtype);
 }
 
 /// Shapes whose dim has n elements. The inner sizes make lines of a few bytes and lines of several kilobytes.

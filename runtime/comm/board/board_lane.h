@@ -15,7 +15,7 @@ class BoardGroup;
 class Mail;
 class SplitCall;
 
-/// The calls of one lane of a group. Reductions run in rank order 0 .. n-1 whatever the sizes, so their bits are the
+/// The calls of one lane of a group. Reductions add as a tree over ranks whatever the sizes, so their bits are the
 /// same for threads and processes, and for all_reduce and reduce_scatter. A call that is wrong on one rank only raises
 /// Error there and CommError on the peers. What is of the whole group goes to the group, which is its own lane 0.
 class BoardLane : public HostGroup {

@@ -1,6 +1,6 @@
 #pragma once
 // What collectives do to elements: copies and casts, and the arithmetic of a reduction, which is one pass over the
-// inputs of all ranks, in rank order, rounded once.
+// inputs of all ranks, in the order of a tree (group/sum_order.h), rounded once.
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -36,10 +36,11 @@ struct Reduction {
 /// and min (and).
 void check_reducible(DType dtype, const ReduceOptions& options);
 
-/// out[i] = round((in_0[i] op in_1[i] op ...) * factor [+ out[i]]) for `count` elements. Floats of 16 bits accumulate
-/// in f32, all others in their own type; what `out` holds is added in the wider of that and its own type. A NaN in any
-/// input is the maximum and the minimum. `out` may be one of the inputs. Where types differ, all are floats. `streams`
-/// writes past the caches. The bits depend neither on it nor on how a range is split into calls.
+/// out[i] = round((in_0[i] op in_1[i] op ...) * factor [+ out[i]]) for `count` elements, the ops in the order of the
+/// tree over inputs. Floats of 16 bits accumulate in f32, all others in their own type; what `out` holds is added in
+/// the wider of that and its own type. A NaN in any input is the maximum and the minimum. `out` may be one of the
+/// inputs. Where types differ, all are floats. `streams` writes past the caches. The bits depend neither on it nor on
+/// how a range is split into calls.
 void reduce(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count, const Reduction& reduction,
             bool streams);
 

@@ -17,7 +17,7 @@ std::int64_t sum(std::span<const std::int64_t> counts);
 Reduction reduction_of(const ReduceOptions& options, int size, DType dtype);
 Reduction reduction_of(const ReduceOptions& options, int size, const CollectivePart& part);
 
-/// Combines one piece of all ranks, in rank order, into `out`. `inputs` is room for an address per rank.
+/// Combines one piece of all ranks, as a tree, into `out`. `inputs` is room for an address per rank.
 void reduce_piece(Board& board, const Exchange& exchange, int share, const Piece& piece,
                   std::span<const std::byte*> inputs, std::byte* out, const Reduction& reduction, bool streams);
 

@@ -98,7 +98,7 @@ struct CollectiveSite {
 struct Abilities {
   bool casts = false;        ///< parts may arrive in another type than they start in, and travel in a third
   bool uneven = false;       ///< ranks may have different counts
-  bool ordered_sum = false;  ///< reductions combine ranks 0, 1, ... n-1: the same bits whatever the sizes and the group
+  bool ordered_sum = false;  ///< reductions add as a tree (sum_order.h): the same bits whatever the sizes and the group
   bool accumulate = false;   ///< reduce_scatter may add to what `out` holds
   bool lists = false;        ///< many tensors are one launch
   bool windows = false;      ///< peers read in place what lies in memory that the group gives (SharedHeap)

@@ -1,7 +1,7 @@
 #pragma once
 // Groups whose collectives move host memory: what they can beside ProcessGroup. Calls here run to their end on the
 // calling thread: agreements between ranks, and what the work of a queue does. A call takes a *list* of tensors and is
-// one launch. Accumulation runs in rank order, hence is repeatable.
+// one launch. Ranks are added as a tree (sum_order.h).
 #include <cstddef>
 #include <cstdint>
 #include <memory>

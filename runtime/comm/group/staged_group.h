@@ -6,7 +6,7 @@
 //   host queue        waits for the copy  [ host collective ]
 //
 // Every byte goes over the bus twice, so this is for tests and for hosts without another way between their devices. The
-// rank's thread waits only where staging memory runs out; the host group's bits are kept: sums in rank order, casts,
+// rank's thread waits only where staging memory runs out; the host group's bits are kept: sums as a tree, casts,
 // uneven parts.
 #include <cstdint>
 #include <memory>

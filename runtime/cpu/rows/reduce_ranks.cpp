@@ -1,5 +1,6 @@
-// The collectives' arithmetic: reductions in rank order. The loop runs over blocks that fit the first-level cache: an
-// accumulator block takes every rank's input in turn and is then scaled, added and rounded into the output.
+// The collectives' arithmetic: reductions in the order of a balanced tree (SumOrder). The loop runs over blocks that
+// fit the first-level cache: a block of the sum takes four inputs at a time, read in registers, and is then scaled,
+// rounded and stored or added once.
 #include "runtime/cpu/kernels.h"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "runtime/comm/board/elements.h"
+#include "runtime/comm/group/sum_order.h"
 #include "runtime/cpu/simd.h"
 
 namespace sherd::cpu {
@@ -91,86 +93,164 @@ void round_to(DType dtype, Block<A>& values, Length length) {
   });
 }
 
-// An output that is wider than the sum, f64 of f32, is added to in its own type.
+// An output that is wider than the sum, f64 of f32, is added to in its own type. A factor of 1 changes no bits.
 template <class U, class A, class Length>
-void store(const Block<A>& acc, U* out, Length length, bool accumulate) {
+void store(const Block<A>& acc, A factor, U* out, Length length, bool accumulate) {
   using Wider = std::conditional_t<(sizeof(U) > sizeof(A)), U, A>;
   for (std::int64_t i = 0; i < length; ++i) {
-    const Wider value = convert<Wider>(acc[static_cast<std::size_t>(i)]);
+    const Wider value = convert<Wider>(Product::apply(acc[static_cast<std::size_t>(i)], factor));
     out[i] = convert<U>(accumulate ? Sum::apply(convert<Wider>(out[i]), value) : value);
   }
 }
 
+// Neighbouring leaves of the tree from the one with this number on, combined in registers.
+template <class Op, class A, int N, class Leaf>
+A combine(const Leaf& leaf, int first = 0) {
+  if constexpr (N == 1) return leaf(first);
+  else {
+    constexpr int kLeft = static_cast<int>(left_leaves(N));
+    return Op::apply(combine<Op, A, kLeft>(leaf, first), combine<Op, A, N - kLeft>(leaf, first + kLeft));
+  }
+}
+template <class Op, class A, class X, int N>
+A combine_at(std::array<const X*, N> in, std::int64_t i) {
+  return combine<Op, A, N>([&](int k) { return static_cast<A>(in[static_cast<std::size_t>(k)][i]); });
+}
+
+// How many leaves are read at once: two, and of sums of floats, which matter for speed, four and eight as well.
+template <class T, class Op>
+inline constexpr bool is_usual = std::is_same_v<Op, Sum> && is_floating(dtype_of<T>);
+template <class T, class Op>
+bool fits_registers(std::size_t leaves) {
+  return leaves <= 2 || (is_usual<T, Op> && (leaves == 4 || leaves == 8));
+}
+
+/// Calls fn with such a number as a constant.
+template <class T, class Op, class Fn>
+void with_leaves(std::size_t n, Fn&& fn) {
+  if (n == 1) return fn(std::integral_constant<int, 1>{});
+  if (n == 2) return fn(std::integral_constant<int, 2>{});
+  if constexpr (is_usual<T, Op>) {
+    if (n == 4) return fn(std::integral_constant<int, 4>{});
+    fn(std::integral_constant<int, 8>{});
+  }
+}
+
+template <class X, int N>
+std::array<const X*, N> typed(std::span<const std::byte* const> inputs, std::int64_t at) {
+  std::array<const X*, N> all;
+  for (std::size_t k = 0; k < N; ++k) all[k] = reinterpret_cast<const X*>(inputs[k]) + at;
+  return all;
+}
+
 // The usual case in one pass: two ranks, nothing to round on the way, nothing to add to. A factor of 1 changes no bits.
-template <class T, class Op, class U>
-void reduce_pair(const T* a, const T* b, U* out, std::int64_t count, Accumulator<T> factor) {
+template <class T, class U>
+void sum_pair(const T* a, const T* b, U* out, std::int64_t count, Accumulator<T> factor) {
   using A = Accumulator<T>;
-  for (std::int64_t i = 0; i < count; ++i)
-    out[i] = convert<U>(Op::apply(static_cast<A>(a[i]), static_cast<A>(b[i])) * factor);
+  for (std::int64_t i = 0; i < count; ++i) out[i] = convert<U>((static_cast<A>(a[i]) + static_cast<A>(b[i])) * factor);
 }
 
 // The same past the caches. Vectors go out as they are made, so that loads and stores overlap.
 void stream_sum(const float* a, const float* b, float* out, std::int64_t count, float factor) {
   const std::uintptr_t misaligned = -reinterpret_cast<std::uintptr_t>(out) % kVecBytes;
   std::int64_t i = std::min(count, static_cast<std::int64_t>(misaligned / sizeof(float)));
-  reduce_pair<float, Sum>(a, b, out, i, factor);
+  sum_pair(a, b, out, i, factor);
   for (; i + kLanes<float> <= count; i += kLanes<float>) stream(out + i, (load(a + i) + load(b + i)) * splat(factor));
-  reduce_pair<float, Sum>(a + i, b + i, out + i, count - i, factor);
+  sum_pair(a + i, b + i, out + i, count - i, factor);
 }
+
+// A block of what the inputs give, which are leaves of one subtree, in the type of the sum.
+template <class T, class Op, class Length>
+class Subtree {
+ public:
+  using A = Accumulator<T>;
+
+  Subtree(std::int64_t at, Length length, const Reduction& reduction)
+      : at_(at), length_(length), rounds_(rounds_to_wire(reduction, reduction.in)), wire_(reduction.wire) {}
+
+  void sum(std::span<const std::byte* const> inputs, Block<A>& out) const {
+    if (fits_registers<T, Op>(inputs.size())) return leaves(inputs, out);
+    const std::size_t left = left_leaves(inputs.size());
+    sum(inputs.first(left), out);
+    alignas(64) Block<A> right;
+    sum(inputs.subspan(left), right);
+    for (std::int64_t i = 0; i < length_; ++i) {
+      const auto k = static_cast<std::size_t>(i);
+      out[k] = Op::apply(out[k], right[k]);
+    }
+  }
+
+  // A wire as wide as the sum loses nothing.
+  static bool rounds_to_wire(const Reduction& reduction, DType end) {
+    return is_floating(dtype_of<T>) && byte_size(reduction.wire) < static_cast<std::int64_t>(sizeof(A)) &&
+           reduction.wire != end;
+  }
+
+ private:
+  static constexpr std::size_t kMostLeaves = 8;
+
+  void leaves(std::span<const std::byte* const> inputs, Block<A>& out) const {
+    if constexpr (is_floating(dtype_of<T>))
+      if (rounds_) return rounded_leaves(inputs, out);
+    with_leaves<T, Op>(inputs.size(),
+                       [&]<int N>(std::integral_constant<int, N>) { fill<T, N>(typed<T, N>(inputs, at_), out); });
+  }
+
+  void rounded_leaves(std::span<const std::byte* const> inputs, Block<A>& out) const {
+    alignas(64) std::array<Block<A>, kMostLeaves> blocks;
+    std::array<const std::byte*, kMostLeaves> rounded{};
+    for (std::size_t k = 0; k < inputs.size(); ++k) {
+      fill<T, 1>(typed<T, 1>(inputs.subspan(k), at_), blocks[k]);
+      round_to(wire_, blocks[k], length_);
+      rounded[k] = reinterpret_cast<const std::byte*>(blocks[k].data());
+    }
+    with_leaves<T, Op>(inputs.size(),
+                       [&]<int N>(std::integral_constant<int, N>) { fill<A, N>(typed<A, N>(rounded, 0), out); });
+  }
+
+  template <class X, int N>
+  void fill(std::array<const X*, N> in, Block<A>& out) const {
+    for (std::int64_t i = 0; i < length_; ++i) out[static_cast<std::size_t>(i)] = combine_at<Op, A, X, N>(in, i);
+  }
+
+  std::int64_t at_;
+  Length length_;
+  bool rounds_;
+  DType wire_;
+};
 
 template <class T, class Op, class Length>
 void reduce_block(std::span<const std::byte* const> inputs, std::int64_t at, std::byte* out, Length length,
                   const Reduction& reduction) {
   using A = Accumulator<T>;
-  constexpr bool is_float = is_floating(dtype_of<T>);
-  // A wire as wide as the sum loses nothing.
-  const bool rounds_inputs =
-      is_float && byte_size(reduction.wire) < static_cast<std::int64_t>(sizeof(A)) && reduction.wire != reduction.in;
-  const bool rounds_result =
-      is_float && byte_size(reduction.wire) < static_cast<std::int64_t>(sizeof(A)) && reduction.wire != reduction.out;
+  using Tree = Subtree<T, Op, Length>;
   alignas(64) Block<A> acc;
-  const auto load = [&](std::size_t rank, Block<A>& block) {
-    const T* in = reinterpret_cast<const T*>(inputs[rank]) + at;
-    for (std::int64_t i = 0; i < length; ++i) block[static_cast<std::size_t>(i)] = static_cast<A>(in[i]);
-    if constexpr (is_float)
-      if (rounds_inputs) round_to(reduction.wire, block, length);
-  };
-  load(0, acc);
-  for (std::size_t rank = 1; rank < inputs.size(); ++rank) {
-    alignas(64) Block<A> in;
-    load(rank, in);
-    for (std::int64_t i = 0; i < length; ++i) {
-      const auto k = static_cast<std::size_t>(i);
-      acc[k] = Op::apply(acc[k], in[k]);
-    }
-  }
-  if constexpr (is_float) {
-    const A factor = static_cast<A>(reduction.factor);
-    if (reduction.factor != 1.0)
+  Tree(at, length, reduction).sum(inputs, acc);
+  if constexpr (is_floating(dtype_of<T>)) {
+    A factor = static_cast<A>(reduction.factor);
+    if (Tree::rounds_to_wire(reduction, reduction.out)) {
       for (std::int64_t i = 0; i < length; ++i) acc[static_cast<std::size_t>(i)] *= factor;
-    if (rounds_result) round_to(reduction.wire, acc, length);
-    visit_floating(reduction.out,
-                   [&]<class U>(Type<U>) { store(acc, reinterpret_cast<U*>(out) + at, length, reduction.accumulate); });
+      factor = 1;
+      round_to(reduction.wire, acc, length);
+    }
+    visit_floating(reduction.out, [&]<class U>(Type<U>) {
+      store(acc, factor, reinterpret_cast<U*>(out) + at, length, reduction.accumulate);
+    });
   } else {
-    T* typed = reinterpret_cast<T*>(out) + at;
-    if (reduction.accumulate)
-      for (std::int64_t i = 0; i < length; ++i)
-        typed[i] = static_cast<T>(Sum::apply(static_cast<A>(typed[i]), acc[static_cast<std::size_t>(i)]));
-    else
-      for (std::int64_t i = 0; i < length; ++i) typed[i] = static_cast<T>(acc[static_cast<std::size_t>(i)]);
+    store(acc, A{1}, reinterpret_cast<T*>(out) + at, length, reduction.accumulate);
   }
 }
 
 template <class T, class Op>
 void reduce_all(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
                 const Reduction& reduction) {
-  if constexpr (is_floating(dtype_of<T>)) {
+  if constexpr (is_usual<T, Op>) {
     const bool is_exact = byte_size(reduction.wire) >= static_cast<std::int64_t>(sizeof(Accumulator<T>)) ||
                           (reduction.wire == reduction.in && reduction.wire == reduction.out);
     if (inputs.size() == 2 && is_exact && !reduction.accumulate)
       return visit_floating(reduction.out, [&]<class U>(Type<U>) {
-        reduce_pair<T, Op>(reinterpret_cast<const T*>(inputs[0]), reinterpret_cast<const T*>(inputs[1]),
-                           reinterpret_cast<U*>(out), count, static_cast<Accumulator<T>>(reduction.factor));
+        sum_pair(reinterpret_cast<const T*>(inputs[0]), reinterpret_cast<const T*>(inputs[1]),
+                 reinterpret_cast<U*>(out), count, static_cast<Accumulator<T>>(reduction.factor));
       });
   }
   std::int64_t at = 0;
