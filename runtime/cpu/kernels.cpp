@@ -22,6 +22,7 @@ void register_rows(OpTable& table) {
   cpu::register_loss(table);
   cpu::register_random(table);
   cpu::register_optimizer(table);
+  cpu::register_exact_sum(table);
 }
 
 constexpr Kernels kRows{register_rows, gemm_blocked, kMultipliesBf16};

@@ -35,6 +35,7 @@ void register_attention(OpTable& table);
 void register_loss(OpTable& table);
 void register_random(OpTable& table);
 void register_optimizer(OpTable& table);
+void register_exact_sum(OpTable& table);
 void register_collective(OpTable& table);  // not a kernel: it calls the process group
 
 void reduce_ranks(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,

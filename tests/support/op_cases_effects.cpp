@@ -59,10 +59,13 @@ void add_optimizer_cases(OpCases& cases) {
                  .large = name == "large"};
     append(power.args, shapes, normal);
     cases.push_back(power);
+    power.op = "exact_power_sum";
+    cases.push_back(power);
     power.op = "power_sum_from";
     power.args.insert(power.args.begin(), absent());
     cases.push_back(power);
   }
+  cases.push_back({.op = "exact_total", .name = "words", .args = {ids({kExactWords}, 1 << 20)}, .dense_only = true});
   for (const auto& [name, n] : {std::pair("none", 0), std::pair("one", 1), std::pair("many", 170)}) {
     OpCase counts{.op = "count_step",
                   .name = name,

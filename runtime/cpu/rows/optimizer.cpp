@@ -9,6 +9,7 @@
 
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
+#include "runtime/cpu/rows/power_sum_block.h"
 #include "runtime/op/rows/optimizer_attrs.h"
 #include "runtime/op/rows/optimizer_extents.h"
 
@@ -144,49 +145,6 @@ void count_step(const KernelCall& call) {
 }
 
 // ---- sum of powers ----
-
-constexpr std::int64_t kLanes = 32;  // four vectors, which hides the latency of the adder
-
-/// Adds fn(|x|) of n elements to kLanes interleaved sums in f64: a fixed order that vectorises.
-template <class T, class Fn>
-void add_lanes(const T* x, std::int64_t n, double* lanes, const Fn& fn) {
-  const std::int64_t whole = n / kLanes * kLanes;
-  for (std::int64_t i = 0; i < whole; i += kLanes)
-    for (std::int64_t l = 0; l < kLanes; ++l) lanes[l] += fn(std::abs(static_cast<double>(x[i + l])));
-  for (std::int64_t i = whole; i < n; ++i) lanes[i - whole] += fn(std::abs(static_cast<double>(x[i])));
-}
-
-template <class T, class Fn>
-double sum_of(const T* x, std::int64_t n, const Fn& fn) {
-  double lanes[kLanes] = {};
-  if constexpr (sizeof(T) > 2) {
-    add_lanes(x, n, lanes, fn);
-  } else {
-    constexpr std::int64_t kPiece = 1024;  // widened piece by piece: the two loops vectorise, one would not
-    float wide[kPiece];
-    for (std::int64_t begin = 0; begin < n; begin += kPiece) {
-      const std::int64_t count = std::min(kPiece, n - begin);
-      for (std::int64_t i = 0; i < count; ++i) wide[i] = static_cast<float>(x[begin + i]);
-      add_lanes(wide, count, lanes, fn);
-    }
-  }
-  double total = 0;
-  for (double lane : lanes) total += lane;
-  return total;
-}
-
-double larger(double a, double b) { return b > a || std::isnan(b) ? b : a; }  // NaN stays
-
-template <class T>
-double power_sum_block(const T* x, std::int64_t n, double p) {
-  if (p == 2) return sum_of(x, n, [](double a) { return a * a; });
-  if (p == 1) return sum_of(x, n, [](double a) { return a; });
-  if (p == 3) return sum_of(x, n, [](double a) { return a * a * a; });
-  if (!std::isinf(p)) return sum_of(x, n, [p](double a) { return std::pow(a, p); });
-  double top = 0;
-  for (std::int64_t i = 0; i < n; ++i) top = larger(top, std::abs(convert<double>(x[i])));
-  return top;
-}
 
 // Folds the power sums of `tensors` into `total`, in the order of their blocks.
 double power_sum_of(const KernelCall& call, std::span<const Tensor> tensors, double total) {

@@ -205,6 +205,7 @@ void register_loss(OpTable& table);
 void register_random(OpTable& table);
 void register_create(OpTable& table);
 void register_optimizer(OpTable& table);
+void register_exact_sum(OpTable& table);
 void register_collective(OpTable& table);
 void register_unit(OpTable& table);
 void register_transfer(OpTable& table);

@@ -78,6 +78,7 @@ void register_families(OpTable& table) {
   register_random(table);
   register_create(table);
   register_optimizer(table);
+  register_exact_sum(table);
   register_collective(table);
   register_unit(table);
   register_transfer(table);

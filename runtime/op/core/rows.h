@@ -38,7 +38,7 @@ extern const Op random_normal, random_uniform, dropout;
 // create.cpp
 extern const Op full, arange;
 // optimizer.cpp
-extern const Op adamw, sgd, count_step, power_sum, power_sum_from;
+extern const Op adamw, sgd, count_step, power_sum, power_sum_from, exact_power_sum, exact_total;
 // collective.cpp
 extern const Op all_reduce, all_gather, reduce_scatter, all_to_all, broadcast;
 // unit.cpp

@@ -31,6 +31,8 @@ struct CountStepAttrs {
 };
 /// Elements of one partial sum of power_sum; partials combine in index order.
 inline constexpr std::int64_t kPowerSumBlock = 8192;
+/// Words of exact_power_sum: digits of 32 bits that hold any double, then counts of infinities and of NaNs.
+inline constexpr std::int64_t kExactWords = 69;
 struct PowerSumAttrs {  ///< sum of |x|^p over a list; p = infinity takes the maximum
   double p = 2;
   static constexpr AttrField fields[] = {attr<&PowerSumAttrs::p>("p")};
