@@ -37,7 +37,7 @@ void store(Tensor in, const Tensor& out, bool accumulate) {
 DType compute_dtype(DType t) { return t == DType::bf16 || t == DType::f16 ? DType::f32 : t; }
 
 // The steps of comm::reduce, as rows.
-void reduce_on_device(const AlonePart& part, double scale) {
+void reduce_on_device(const AlonePart& part) {
   const DType compute = compute_dtype(part.in.dtype());
   const bool narrow = is_floating(compute) && byte_size(part.wire) < byte_size(compute);
   const auto to_dtype = [&](Tensor t, DType dtype) {
@@ -45,8 +45,8 @@ void reduce_on_device(const AlonePart& part, double scale) {
   };
   Tensor x = part.in;
   if (narrow) x = to_dtype(std::move(x), part.wire);
-  if (scale != 1.0) {
-    x = run_row(op::mul_scalar, ScalarAttrs{scale}, to_dtype(std::move(x), compute));
+  if (part.scale != 1.0) {
+    x = run_row(op::mul_scalar, ScalarAttrs{part.scale}, to_dtype(std::move(x), compute));
     if (narrow) x = to_dtype(std::move(x), part.wire);
   }
   store(std::move(x), part.out, part.accumulate);
@@ -64,11 +64,10 @@ void gather_on_host(const AlonePart& part) {
   comm::copy(part.out.raw_to_write(), part.out.dtype(), part.in.raw(), part.in.dtype(), part.in.numel(), false);
 }
 
-void reduce_here(const AlonePart& part, double scale) {
+void reduce_here(const AlonePart& part) {
   if (!runs_on_host(part)) return;
   reduce_on_host({static_cast<const std::byte*>(part.in.raw()), static_cast<std::byte*>(part.out.raw_to_write()),
-                  part.in.numel(), part.in.dtype(), part.wire, part.out.dtype(), part.accumulate},
-                 scale);
+                  part.in.numel(), part.in.dtype(), part.wire, part.out.dtype(), part.accumulate, part.scale});
 }
 
 }  // namespace
@@ -78,8 +77,8 @@ std::vector<AlonePart> joined(std::vector<AlonePart> parts) {
   for (AlonePart& part : parts) {
     if (part.in.numel() == 0) continue;
     AlonePart* last = result.empty() ? nullptr : &result.back();
-    if (last && last->wire == part.wire && last->accumulate == part.accumulate && follows(part.in, last->in) &&
-        follows(part.out, last->out)) {
+    if (last && last->wire == part.wire && last->accumulate == part.accumulate && last->scale == part.scale &&
+        follows(part.in, last->in) && follows(part.out, last->out)) {
       last->in = extended(last->in, part.in.numel());
       last->out = extended(last->out, part.out.numel());
     } else {
@@ -95,16 +94,16 @@ void gather_alone(const std::vector<AlonePart>& parts) {
     else store(part.in, part.out, false);
 }
 
-void reduce_alone(const std::vector<AlonePart>& parts, double scale) {
+void reduce_alone(const std::vector<AlonePart>& parts) {
   for (const AlonePart& part : parts)
-    if (part.in.device() == Device::cpu()) reduce_here(part, scale);
-    else reduce_on_device(part, scale);
+    if (part.in.device() == Device::cpu()) reduce_here(part);
+    else reduce_on_device(part);
 }
 
-void reduce_on_host(const HostPart& part, double scale) {
+void reduce_on_host(const HostPart& part) {
   comm::reduce({&part.in, 1}, part.out, part.count,
                {.kind = ReduceKind::sum,
-                .factor = scale,
+                .factor = part.scale,
                 .accumulate = part.accumulate,
                 .in = part.in_dtype,
                 .wire = part.wire,

@@ -14,6 +14,7 @@ struct AlonePart {
   Tensor in, out;
   DType wire{};  ///< reductions: the dtype that the gradient is rounded to
   bool accumulate = false;
+  double scale = 1;  ///< reductions
 };
 
 /// Merges parts that are adjacent in both buffers: a group is then one launch, not one per parameter.
@@ -22,7 +23,7 @@ std::vector<AlonePart> joined(std::vector<AlonePart> parts);
 /// out = cast(in). Queued on a device. Runs below capture, so that a graph records the calling row and no others.
 void gather_alone(const std::vector<AlonePart>& parts);
 /// out = cast(round_wire(in) * scale) [+ out]; 16-bit floats are scaled in f32. Queued as above.
-void reduce_alone(const std::vector<AlonePart>& parts, double scale);
+void reduce_alone(const std::vector<AlonePart>& parts);
 
 /// A range of host memory, by its addresses: for the thread of a queue.
 struct HostPart {
@@ -31,8 +32,9 @@ struct HostPart {
   std::int64_t count;
   DType in_dtype, wire, out_dtype;
   bool accumulate;
+  double scale;
 };
 /// The same, of one range.
-void reduce_on_host(const HostPart& part, double scale);
+void reduce_on_host(const HostPart& part);
 
 }  // namespace sherd

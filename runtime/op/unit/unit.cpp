@@ -244,9 +244,9 @@ void reduce_here(const Reduction& r) {
     const UnitPiece& piece = r.unit.piece(p.piece);
     if (p.kind != r.kind) continue;
     parts.push_back({run_at(r.full, numel(piece.shape), r.full.offset() + p.offset, piece.full_dtype), flat(r.out[m]),
-                     piece.wire, p.add_to != AddTo::nothing});
+                     piece.wire, p.add_to != AddTo::nothing, r.scale()});
   }
-  reduce_alone(joined(std::move(parts)), r.scale());
+  reduce_alone(joined(std::move(parts)));
 }
 
 std::string part_of(const Reduction& r) {
@@ -337,9 +337,9 @@ ReplicaSum sums_of(const KernelCall& c, const ReplicaSumAttrs& attrs) {
     result.call.parts.push_back({.in = buffer, .out = buffer, .dtype = sum.dtype(), .counts = {sum.numel()}});
     // Memory of its own is nobody's after this: lent to be read, it stays until the work is done, and no one waits.
     lend_once(result.loans, sum.storage(), !p.is_apart);
-    if (!p.is_apart) continue;
-    const Tensor& out = c.in[next++];
-    result.stores.push_back({flat(sum), flat(out), sum.dtype(), p.add_to != AddTo::nothing});
+    if (!p.is_apart && p.scale == 1) continue;
+    const Tensor& out = p.is_apart ? c.in[next++] : sum;
+    result.stores.push_back({flat(sum), flat(out), sum.dtype(), p.is_apart && p.add_to != AddTo::nothing, p.scale});
     lend_once(result.loans, out.storage(), true);
   }
   result.part = part_of(*attrs.unit, takes_part);
@@ -351,8 +351,8 @@ void submit_sums(const ReplicaSumAttrs& attrs, ReplicaSum sums, std::int64_t byt
   const UnitLayout& unit = *attrs.unit;
   std::vector<HostPart> stores;
   for (const AlonePart& p : sums.stores)
-    stores.push_back(
-        {address_of(p.in), address_of(p.out), p.out.numel(), p.in.dtype(), p.wire, p.out.dtype(), p.accumulate});
+    stores.push_back({address_of(p.in), address_of(p.out), p.out.numel(), p.in.dtype(), p.wire, p.out.dtype(),
+                      p.accumulate, p.scale});
   HostGroup& lane = group.host().lane(kReplicateQueue);
   queue_of(kReplicateQueue, Device::cpu())
       .submit({.name = "replica_sum",
@@ -363,7 +363,7 @@ void submit_sums(const ReplicaSumAttrs& attrs, ReplicaSum sums, std::int64_t byt
                     unit = unit.shared()] {
                      const comm::SubjectScope subject(unit->name, part);
                      lane.run(call);
-                     for (const HostPart& store : stores) reduce_on_host(store, 1);
+                     for (const HostPart& store : stores) reduce_on_host(store);
                    },
                .loans = sums.loans,
                .abort = [&lane](std::string_view reason) { lane.abort(reason); },
@@ -393,7 +393,7 @@ void run_replica_sum(const KernelCall& c) {
                                      .part = sums.part,
                                      .loans = loans,
                                      .max_in_flight = most_in_flight(attrs.in_flight)});
-  reduce_alone(sums.stores, 1);
+  reduce_alone(sums.stores);
 }
 
 // Where there is one shard, or one replica, it is done on return.

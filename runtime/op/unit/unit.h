@@ -91,9 +91,10 @@ struct SummedPiece {
   int piece = 0;
   bool is_apart = false;  ///< the sum is in memory of its own, and goes into a tensor of the piece's dtype after
   AddTo add_to = AddTo::nothing;  ///< then: what that tensor holds; gradient: added, nothing: overwritten
-  static constexpr AttrField fields[] = {attr<&SummedPiece::piece>("piece"),
-                                         attr<&SummedPiece::is_apart>("apart").optional(),
-                                         attr<&SummedPiece::add_to>("add_to").optional()};
+  double scale = 1;               ///< of the sum
+  static constexpr AttrField fields[] = {
+      attr<&SummedPiece::piece>("piece"), attr<&SummedPiece::is_apart>("apart").optional(),
+      attr<&SummedPiece::add_to>("add_to").optional(), attr<&SummedPiece::scale>("scale").optional()};
 };
 struct ReplicaSumAttrs {
   UnitRef unit{};

@@ -118,8 +118,8 @@ TEST_F(TrainingOnCuda, AReductionOfOneRankRoundsAsTheHostsDoes) {
         for (const bool accumulate : {false, true}) {
           const Tensor x = cast(f32, in);
           const Tensor here = full({kCount}, 0.7), there = full({kCount}, 0.7, DType::f32, kCuda);
-          reduce_alone({{x, here, wire, accumulate}}, scale);
-          reduce_alone({{to(x, kCuda), there, wire, accumulate}}, scale);
+          reduce_alone({{x, here, wire, accumulate, scale}});
+          reduce_alone({{to(x, kCuda), there, wire, accumulate, scale}});
           EXPECT_EQ(there.to_vector<float>(), here.to_vector<float>())
               << name(in) << " over " << name(wire) << " times " << scale << (accumulate ? ", added" : "");
         }
