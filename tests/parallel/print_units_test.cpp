@@ -55,7 +55,9 @@ TEST(PrintUnits, RoutesSayHowGradientsAreReducedAsThingsStand) {
       const std::size_t line = text.find("  4 parameters: ");
       return line == std::string::npos ? text : text.substr(line, text.find('\n', line) - line);
     };
-    EXPECT_EQ(route(), "  4 parameters: scatter arrival>shard, sum_replicas shard>shard, keep shard>grad");
+    EXPECT_EQ(
+        route(),
+        "  4 parameters: scatter arrival>shard, sum_replicas shard>shard, keep shard>grad; sums 2 replicas in 1 level");
     nn::units(net).set_requires_all_reduce(false);
     EXPECT_EQ(route(), "  4 parameters: scatter arrival>shard, keep shard>unsummed");
     backward(sum(net(batch_of(2, 16, 0, "x"))));

@@ -39,7 +39,7 @@ void for_all_facts(const auto& visit) {
   };
   for (const Types& types : kTypes) {
     f.made = types.made, f.wire = types.wire, f.kept = types.kept;
-    flags({&f.has_shards, &f.has_replicas, &f.has_tensor, &f.divides, &f.has_home, &f.is_direct}, [&] {
+    flags({&f.has_shards, &f.has_replicas, &f.has_tensor, &f.divides, &f.has_home, &f.is_direct, &f.sums_in_tree}, [&] {
       if (f.is_direct && (f.has_shards || f.has_replicas)) return;
       for (const ShardedOver over : {ShardedOver::none, ShardedOver::shards, ShardedOver::all})
         for (const Unsummed unsummed : {Unsummed::none, Unsummed::some, Unsummed::together}) {

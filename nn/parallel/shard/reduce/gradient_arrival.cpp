@@ -50,7 +50,7 @@ void GradientArrival::layout_changed() {
 
 // A step that was recorded before there was anywhere to hold gradients does not look for them.
 void GradientArrival::settings_changed() {
-  if (settings_.facts.holds() && !held_) held_ = std::make_unique<HeldGradients>(pieces_);
+  if (settings_.facts.holds() && !held_) held_ = std::make_unique<HeldGradients>(pieces_, settings_.facts.sums_in_tree);
   settings_.knobs.set<&ReductionKnobs::may_hold>(held_ != nullptr);
 }
 
@@ -271,6 +271,7 @@ void GradientArrival::take_held() {
   if (!held_ || !held_->bytes().defined()) return;
   if (held_->is_apart()) {
     hold();
+    held_->join();
     lay_out(held_->layout());
     gradients_ = held_->bytes();
   }

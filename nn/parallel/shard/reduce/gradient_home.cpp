@@ -15,14 +15,15 @@ GradientHome::GradientHome(UnitBuffers& buffers) : buffers_(buffers) {
   std::vector<std::int64_t> offsets;
   for (std::size_t i = 0; i < buffers.pieces().size(); ++i) {
     offsets.push_back(bytes);
-    bytes += align(numel(buffers.pieces().placement(i).local_shape) * byte_size(buffers.pieces().layout().pieces[i].gradient_dtype()));
+    bytes += align(numel(buffers.pieces().placement(i).local_shape) *
+                   byte_size(buffers.pieces().layout().pieces[i].gradient_dtype()));
   }
   bytes_ = buffers.levels().home()->store()->allocate({bytes}, DType::u8);
   bytes_.storage()->owner = &buffers;
   name_ = name_storage(fmt::format("{} gradients", label_of(buffers.pieces().layout())), bytes_.storage());
   for (std::size_t i = 0; i < buffers.pieces().size(); ++i)
-    pieces_.push_back(
-        view_at(bytes_, buffers.pieces().placement(i).local_shape, offsets[i], buffers.pieces().layout().pieces[i].gradient_dtype()));
+    pieces_.push_back(view_at(bytes_, buffers.pieces().placement(i).local_shape, offsets[i],
+                              buffers.pieces().layout().pieces[i].gradient_dtype()));
 }
 
 GradientHome::~GradientHome() { bytes_.storage()->owner = nullptr; }

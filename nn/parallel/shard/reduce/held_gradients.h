@@ -6,6 +6,11 @@
 //
 // They lie in the buffer that backward wrote them into, and later passes add to it in place. Where gradients are made
 // in a narrower type than they are reduced in, the buffer is another one, to which each pass is added when it ends.
+//
+// As a tree (UnitPolicy::sums_in_tree) sums of 1, 2, 4, ... passes wait, each in a buffer of its own, as the digits of
+// a binary counter: passes add up in the order in which as many ranks would (runtime/comm/group/sum_order.h).
+//
+//   passes  1: [0]      2: [0+1]      3: [0+1] [2]      4: [(0+1)+(2+3)]      5: [(0+1)+(2+3)] [4]
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -21,18 +26,20 @@ namespace sherd::nn {
 class HeldGradients {
  public:
   /// Holds gradients of `unit`, which outlives this. Ranks that make them alike use the same names.
-  explicit HeldGradients(const UnitPieces& unit);
+  HeldGradients(const UnitPieces& unit, bool is_tree);
 
   /// Whether a sum of this piece waits; and that sum.
   bool has(std::size_t piece) const { return gradient(piece).defined(); }
   const Tensor& gradient(std::size_t piece) const;
+  /// All sums of it that wait: of a tree several, the earlier passes' last.
+  std::vector<Tensor> gradients(std::size_t piece) const;
   /// Whether it is one of averages, or of terms of a Partial(sum); none: of zeros, which may become either.
   std::optional<ReduceKind> kind(std::size_t piece) const;
-  /// All that is held, u8; undefined if nothing is.
+  /// All that is held, u8; undefined if nothing is. Of a tree the sum of the fewest passes.
   Tensor bytes() const;
 
   /// Whether a pass has a buffer of its own, in the gathered type.
-  bool is_apart() const { return wide_ != nullptr; }
+  bool is_apart() const { return is_tree_ || wide_ != nullptr; }
   /// The unit with what is held in place of its full tensors.
   const UnitLayout& layout() const { return wide_ ? *wide_ : unit_.layout(); }
 
@@ -45,6 +52,8 @@ class HeldGradients {
   /// Adds the full gradients of a pass, u8 `pass`, to what is held; of one that is apart, in one launch. A first pass
   /// makes a buffer of `bytes`, or leaves its own.
   void add(std::span<const Member> members, const Tensor& pass, std::int64_t bytes);
+  /// Adds up what waits of a tree; else nothing is to be done.
+  void join();
   /// Where what is held of a piece lies in bytes().
   std::int64_t offset(std::size_t piece) const;
   /// Throws Error: a piece has no place there, because its parameter was thawed meanwhile.
@@ -59,13 +68,30 @@ class HeldGradients {
   struct Piece {
     std::unique_ptr<Slot> average, sum, zeros;
     std::array<Slot*, 3> slots() const { return {average.get(), sum.get(), zeros.get()}; }
+    const Tensor& held() const;
+    std::optional<ReduceKind> kind() const;
+    void drop() const;
   };
-  void keep(const Member& member, Tensor sum);
+  // What waits in one buffer: of a tree, at place k, sums of 2^k passes.
+  struct Level {
+    std::vector<Piece> pieces;
+    Tensor bytes() const;
+    std::vector<Member> members() const;
+  };
+  Level& level(std::size_t k);
+  void carry();
+  bool move_up(std::size_t from, std::size_t to);
+  void put(Level& level, std::span<const Member> members, const Tensor& bytes);
+  void add_up(Level& level, std::span<const Member> members, const UnitLayout& adding, const Tensor& terms,
+              std::int64_t bytes);
+  void keep(Level& level, const Member& member, Tensor sum);
 
   const UnitPieces& unit_;
-  std::vector<Piece> pieces_;
-  UnitLayoutPtr wide_{};   // null: gradients are held in the type that they are made in
-  UnitLayoutPtr local_{};  // from the gathered type to that of wide_, on this rank alone
+  bool is_tree_;
+  std::vector<Level> levels_;  // one, unless it is a tree
+  UnitLayoutPtr wide_{};       // null: gradients are held in the type that they are made in
+  UnitLayoutPtr local_{};      // from the gathered type to that of wide_, on this rank alone
+  UnitLayoutPtr joined_{};     // from the type that is held to the same
 };
 
 }  // namespace sherd::nn

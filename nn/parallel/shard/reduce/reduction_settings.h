@@ -14,7 +14,8 @@ struct ReductionSettings {
   Route::Facts facts{};  ///< alike for all pieces: those of the unit, and what is set
 
   ReductionSettings(const UnitBuffers& buffers, int num_ranks)
-      : knobs([](const void* unit) { return label_of(static_cast<const UnitPieces*>(unit)->layout()); }, &buffers.pieces()) {
+      : knobs([](const void* unit) { return label_of(static_cast<const UnitPieces*>(unit)->layout()); },
+              &buffers.pieces()) {
     knobs.set<&ReductionKnobs::divide_factor>(static_cast<double>(num_ranks));
     update(buffers);
   }
@@ -33,6 +34,7 @@ struct ReductionSettings {
              .reduces_unused = now.reduces_unused,
              .has_custom = reduce != nullptr,
              .has_hook = hook != nullptr,
+             .sums_in_tree = now.sums_in_tree,
              .accumulated = now.accumulated};
     facts.is_direct = pieces.is_plain() && layout.replicas == 1 && !facts.has_home && !facts.has_hook &&
                       !casts_gradients(layout) && now.divide_factor == 1;

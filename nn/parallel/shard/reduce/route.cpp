@@ -28,7 +28,13 @@ constexpr std::array<MoveRow, 10> kMoveRows{{{"hold"},
                                              {"agree", Route::kTensor},
                                              {"keep"},
                                              {"evict"}}};
-const MoveRow& row_of(Route::Move move) { return kMoveRows[static_cast<std::size_t>(move)]; }
+std::string_view route_name(Route::Move move) { return kMoveRows[static_cast<std::size_t>(move)].name; }
+
+int done_by(Route::Move move, const Route::Facts& f) {
+  const int does = kMoveRows[static_cast<std::size_t>(move)].does;
+  if (!f.scales_last()) return does;
+  return (does & Route::kReplicas) != 0 ? does | Route::kFactor : does & ~Route::kFactor;
+}
 
 bool is_narrower(DType a, DType b) { return byte_size(a) < byte_size(b); }
 
@@ -53,8 +59,8 @@ struct RouteRefusal {
 
 std::string_view Route::refusal(const Facts& f) {
   const bool is_one = !f.has_shards && !f.has_replicas && !f.divides;
-  const bool waits_partial = f.has_tensor && !f.has_hook && !f.has_custom && !f.reduces_unused && !f.is_held &&
-                             !f.holds() && !f.leaves_unsummed() && f.unsummed == Unsummed::none;
+  const bool waits_partial = f.has_tensor && !f.sums_in_tree && !f.has_hook && !f.has_custom && !f.reduces_unused &&
+                             !f.is_held && !f.holds() && !f.leaves_unsummed() && f.unsummed == Unsummed::none;
   const RouteRefusal all[] = {
       {f.divides && !f.has_replicas, "replicas divide shards, and there are none"},
       {f.divides && f.has_home, "offloaded gradients of shards that replicas divide"},
@@ -64,6 +70,10 @@ std::string_view Route::refusal(const Facts& f) {
       {f.unsummed == Unsummed::together && (!f.divides || is_narrower(f.kept, f.wire)),
        "shards that wait are added to where they lie if replicas divide them, in the type that travels"},
       {f.is_partial && !waits_partial, "a Partial gradient is summed when it arrives"},
+      {f.sums_in_tree && f.accumulated != ShardedOver::none,
+       "passes add up as a tree in full, and shards are to add up"},
+      {f.sums_in_tree && (f.unsummed != Unsummed::none || f.leaves_unsummed()),
+       "passes that add up as a tree are summed over replicas together"},
       {f.is_direct && (!is_one || f.has_home || f.has_hook || f.made != f.kept || is_narrower(f.wire, f.made)),
        "a full gradient is the reduced one on one rank, in one type"}};
   const auto found = std::ranges::find_if(all, &RouteRefusal::applies);
@@ -84,7 +94,7 @@ Route Route::of(const Facts& f) {
     route.check(f);
     return route;
   };
-  const bool has_unsummed = f.unsummed != Unsummed::none, joins_held = f.is_held && f.is_wide();
+  const bool has_unsummed = f.unsummed != Unsummed::none, joins_held = f.is_held && f.holds_apart();
   const AddTo to_gradient = f.has_grad ? AddTo::gradient : AddTo::nothing;
   const AddTo to_unsummed = has_unsummed ? AddTo::unsummed : AddTo::nothing;
   Place at = arrival;
@@ -125,7 +135,7 @@ void Route::check(const Facts& f) {
   using enum Move;
   std::array<std::optional<Sum>, kNumPlaces> places;
   const auto in = [&places](Place place) -> std::optional<Sum>& { return places[static_cast<std::size_t>(place)]; };
-  const bool is_apart = f.is_held && f.is_wide(), has_unsummed = f.unsummed != Unsummed::none;
+  const bool is_apart = f.is_held && f.holds_apart(), has_unsummed = f.unsummed != Unsummed::none;
   // An axis of one rank counts as summed over, but that of the shards, which each scatter sums over.
   const int part = kAll - (f.has_replicas ? kReplicas : 0), full = part - kShards - kFactor;
   in(arrival) = Sum{.done = full - (f.is_partial ? kTensor : 0), .passes = f.is_held && !is_apart ? 2 : 1};
@@ -147,7 +157,8 @@ void Route::check(const Facts& f) {
   };
   for (std::size_t i = 0; i < hops_.size(); ++i) {
     Hop& hop = hops_[i];
-    const auto& [name, does] = row_of(hop.move);
+    const std::string_view name = route_name(hop.move);
+    const int does = done_by(hop.move, f);
     if (i > 0 && hop.move <= hops_[i - 1].move) wrong("is out of order at", name);
     if (!in(hop.from)) wrong("reads before it is written", route_name(hop.from));
     Sum sum = *in(hop.from);
@@ -182,7 +193,7 @@ const Route::Hop* Route::find(Move move) const {
 std::string Route::text() const {
   std::string text;
   for (const Hop& hop : hops_) {
-    text += fmt::format("{}{} {}>{}", text.empty() ? "" : ", ", row_of(hop.move).name, route_name(hop.from),
+    text += fmt::format("{}{} {}>{}", text.empty() ? "" : ", ", route_name(hop.move), route_name(hop.from),
                         route_name(hop.to));
     if (hop.add_to != AddTo::nothing) text += fmt::format(" +{}", name(hop.add_to));
   }

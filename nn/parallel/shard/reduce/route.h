@@ -77,6 +77,7 @@ class Route {
     DType made = DType::f32, wire = DType::f32, kept = DType::f32;  ///< by backward, while it travels, in grad()
     // What users have set, as ReductionKnobs.
     bool syncs = true, all_reduces = true, reduces_unused = false, has_custom = false, has_hook = false;
+    bool sums_in_tree = false;  ///< passes that wait add up as a tree, apart from where backward writes
     ShardedOver accumulated = ShardedOver::none;
     // When the pass ends.
     bool has_grad = false, is_grad_home = false;
@@ -91,6 +92,10 @@ class Route {
     }
     /// Whether what is held has a buffer of its own, in the wider type of the reduction.
     bool is_wide() const { return byte_size(made) < byte_size(wire); }
+    bool holds_apart() const { return sums_in_tree || is_wide(); }
+    /// Whether averages are scaled once they are summed over replicas as well. Else they are where they are summed over
+    /// shards, so that f16 sums do not overflow, and a shard that is left to a later pass needs no more.
+    bool scales_last() const { return sums_in_tree && has_replicas; }
     bool operator==(const Facts&) const = default;
   };
 

@@ -21,7 +21,8 @@ RouteRun::RouteRun(UnitBuffers& buffers, GradientArrival& arrival, const Reducti
 }
 
 void RouteRun::materialize() {
-  if (!home_ && settings_.facts.has_home && !buffers_.levels().is_meta()) home_ = std::make_unique<GradientHome>(buffers_);
+  if (!home_ && settings_.facts.has_home && !buffers_.levels().is_meta())
+    home_ = std::make_unique<GradientHome>(buffers_);
 }
 
 void RouteRun::layout_changed() {
@@ -154,20 +155,22 @@ void RouteRun::call(Route::Move move, Steps steps) {
   }
 }
 
-// Over the shards from full gradients, or over replicas from shards to what this rank owns of them.
+// Over the shards from full gradients, or over replicas from shards to what this rank owns of them. Averages are scaled
+// by one of the two.
 void RouteRun::scatter(Steps steps, bool over_replicas) {
   const ReductionKnobs& knobs = settings_.knobs.all();
   UnitReduceAttrs attrs{.unit = over_replicas ? *shards_ : arrival_.layout(),
-                        .scale = over_replicas ? 1 : 1 / knobs.divide_factor,
+                        .scale = 1 / knobs.divide_factor,
                         .in_flight = knobs.max_reductions,
                         .over_replicas = over_replicas,
                         .pieces = {}};
+  const bool scales = settings_.facts.scales_last();
   std::vector<Tensor> out;
   for (const Step& step : steps) {
     const GradientArrival::Entry& e = arrival_[step.member.piece];
     attrs.pieces.push_back({.piece = static_cast<int>(step.member.piece),
                             .offset = over_replicas ? byte_offset(step.from()) : e.offset,
-                            .kind = over_replicas ? ReduceKind::sum : e.reduce_kind(),
+                            .kind = scales == over_replicas ? e.reduce_kind() : ReduceKind::sum,
                             .add_to = step.hop.add_to});
     out.push_back(step.to());
   }
@@ -181,11 +184,14 @@ void RouteRun::scatter(Steps steps, bool over_replicas) {
 // Sums that are apart hold memory of their own, so they count among the reductions in flight.
 void RouteRun::sum_replicas(Steps steps, std::span<const Tensor> sums) const {
   ReplicaSumAttrs attrs{.unit = arrival_.layout(), .pieces = {}};
+  const double scale = settings_.facts.scales_last() ? 1 / settings_.knobs.all().divide_factor : 1;
   std::vector<Tensor> out;
   for (const Step& step : steps) {
     const bool is_apart = step.hop.from == Place::apart;
-    attrs.pieces.push_back(
-        {.piece = static_cast<int>(step.member.piece), .is_apart = is_apart, .add_to = step.hop.add_to});
+    attrs.pieces.push_back({.piece = static_cast<int>(step.member.piece),
+                            .is_apart = is_apart,
+                            .add_to = step.hop.add_to,
+                            .scale = arrival_[step.member.piece].reduce_kind() == ReduceKind::avg ? scale : 1});
     if (is_apart) out.push_back(step.to());
   }
   if (!out.empty()) attrs.in_flight = settings_.knobs.all().max_reductions;

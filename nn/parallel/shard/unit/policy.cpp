@@ -135,6 +135,10 @@ void check_policy(const UnitPolicy& told, const DeviceMesh& mesh) {
   check(policy.gradients <= policy.optimizer,
         "fully_shard: gradients accumulate sharded over {}, the optimizer is sharded over {}: it cannot be over less",
         text(policy.gradients), text(policy.optimizer));
+  check(
+      !policy.sums_in_tree || policy.gradients == ShardedOver::none,
+      "fully_shard: gradients add up as a tree in full, and this policy adds up shards over {}; leave one of them out",
+      text(policy.gradients));
   check(!policy.offload || mesh.ndim() == 1 || policy.parameters != ShardedOver::shards ||
             policy.optimizer != ShardedOver::all,
         "fully_shard: where replicas divide the shards (hybrid_shard_state) a gather writes them, so they cannot be "

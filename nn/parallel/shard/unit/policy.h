@@ -78,6 +78,10 @@ struct UnitPolicy {
   /// communicates nothing; `shards` reduces every pass over the shard axis all the same, for 1/s of the memory; `all`
   /// over replicas too, for that of grad(). Small replicated parameters (replicate_below_bytes) keep full ones anyway.
   ShardedOver gradients = ShardedOver::none;
+  /// Full gradients that add up do so as a balanced tree (sum_order.h), in the type of the reduction: M passes of one
+  /// rank, M a power of two, have the bits of one pass on M ranks. A sum waits for each binary digit of the passes so
+  /// far. Error where shards add up.
+  bool sums_in_tree = false;
   /// An Error on a mesh of one axis: the strategy is about replicas.
   bool needs_replicas = false;
   /// Default: true, but false for the root, whose parameters backward needs first. Where parameters are sharded over

@@ -24,6 +24,7 @@ struct ReductionKnobs {
   double divide_factor = 1;
   bool all_reduces = true, syncs = true, reduces_unused = false;
   ShardedOver accumulated = ShardedOver::none;
+  bool sums_in_tree = false;
   bool may_hold = false;  ///< there is a place for gradients that wait
   bool reshards = true;
   int max_reductions = 1;
@@ -35,6 +36,7 @@ struct ReductionKnobs {
       attr<&ReductionKnobs::syncs>("requires_gradient_sync").seen_by(SeenBy::guard, "the end of each pass"),
       attr<&ReductionKnobs::reduces_unused>("reduce_unused").seen_by(SeenBy::guard, "the end of each pass"),
       attr<&ReductionKnobs::accumulated>("accumulated").seen_by(SeenBy::guard, "the end of each pass"),
+      attr<&ReductionKnobs::sums_in_tree>("sums_in_tree").seen_by(SeenBy::guard, "the end of each pass"),
       attr<&ReductionKnobs::may_hold>("may_hold").seen_by(SeenBy::guard, "a pass looks for what earlier ones left"),
       attr<&ReductionKnobs::reshards>("reshard_after_backward").seen_by(SeenBy::guard, "the end of each pass"),
       attr<&ReductionKnobs::max_reductions>("max_reductions").seen_by(SeenBy::guard, "each reduction"),

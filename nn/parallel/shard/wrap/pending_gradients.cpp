@@ -15,11 +15,14 @@ std::vector<PendingGradient> pending_gradients(Module& module) {
         const HeldGradients* const held = unit->arrival().held();
         PendingGradient gradient{.parameter = unit->pieces.parameter(i), .shard = unit->arrival()[i].unsummed()};
         if (!gradient.parameter) continue;  // it was destroyed, and what the unit holds for it is nobody's
-        if (held && held->has(i)) {
-          gradient.kind = held->kind(i).value_or(ReduceKind::avg);
-          gradient.full = unit->pieces.as_gathered(i, unit->pieces.as_used(i, held->gradient(i)));
+        if (held) gradient.kind = held->kind(i).value_or(ReduceKind::avg);
+        const std::vector<Tensor> sums = held ? held->gradients(i) : std::vector<Tensor>();
+        if (sums.empty() && gradient.shard.defined()) pending.push_back(gradient);
+        for (const Tensor& sum : sums) {
+          gradient.full = unit->pieces.as_gathered(i, unit->pieces.as_used(i, sum));
+          pending.push_back(gradient);
+          gradient.shard = {};
         }
-        if (gradient.full.defined() || gradient.shard.defined()) pending.push_back(std::move(gradient));
       }
   return pending;
 }

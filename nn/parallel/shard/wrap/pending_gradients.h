@@ -29,7 +29,8 @@ struct PendingGradient {
 };
 
 /// Parameters with gradients that wait, of the units of `module` and of the modules below, unit by unit in module
-/// order. Local, without communication; reading a tensor waits for work in flight. A parameter's tensor (if
+/// order; of those that add up as a tree (UnitPolicy::sums_in_tree) once for each sum that waits, which is another one
+/// after each pass. Local, without communication; reading a tensor waits for work in flight. A parameter's tensor (if
 /// distributed, its local one) is the same object after every further pass until it is reduced, or dropped: by clearing
 /// the parameter's gradient, as Optimizer::clear_gradients() does, or by reset_after_error(). What is written into it
 /// counts; a copy that is kept keeps its unit's bytes. Error within a backward pass, whose gradients are not complete.

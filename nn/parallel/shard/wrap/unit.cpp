@@ -35,15 +35,26 @@ Unit::Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& poli
   // They are small: none waits until the reduction of the large ones ends.
   if (is_replicated) set<&ReductionKnobs::max_reductions>(kAnyNumber);
   else set<&ReductionKnobs::accumulated>(policy.gradients);
+  if (policy.sums_in_tree) set<&ReductionKnobs::sums_in_tree>(true);
   if (policy.reduce_unused) set<&ReductionKnobs::reduces_unused>(true);
 }
 
+// What the program itself reduces has an order of its own.
+void Unit::check_may_reduce(std::string_view what, bool is_own) const {
+  check(!is_own || !settings_.facts.sums_in_tree,
+        "{}: the gradients of unit \"{}\" add up as a tree (sums_in_tree, numerics = layout_free), whose order a "
+        "reduction of your own does not keep; leave one of them out",
+        what, pieces.layout().name);
+}
+
 void Unit::set_reduce(UnitReduce reduce) {
+  check_may_reduce("set_custom_reduce", reduce != nullptr);
   settings_.reduce = std::move(reduce);
   set<&ReductionKnobs::reduce>(settings_.knobs.all().reduce.next());
 }
 
 void Unit::set_all_reduce_hook(AllReduceHook hook) {
+  check_may_reduce("set_all_reduce_hook", hook != nullptr);
   settings_.hook = std::move(hook);
   set<&ReductionKnobs::all_reduce_hook>(settings_.knobs.all().all_reduce_hook.next());
 }

@@ -78,6 +78,7 @@ class Unit final : private UnitListener {
   void discard_earlier() noexcept;
 
  private:
+  void check_may_reduce(std::string_view what, bool is_own) const;
   void arrived() override { end_->expect(); }
   void completed(bool are_all) override;
   void communicates() override { end_->agree(); }

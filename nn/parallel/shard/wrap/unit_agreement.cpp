@@ -189,6 +189,7 @@ void add_facts_of(const Unit& unit, bool is_first, Facts& facts) {
   add("what accumulates", knobs.accumulated == ShardedOver::none     ? "full gradients"
                           : knobs.accumulated == ShardedOver::shards ? "shards"
                                                                      : "shards over all ranks");
+  add("the order of their sum", knobs.sums_in_tree ? "a tree" : "one after the other");
   add("its reduction", unit.settings().reduce ? "one of the user's own" : "the usual one");
   add("its all-reduce hook", unit.settings().hook ? "set" : "none");
 }

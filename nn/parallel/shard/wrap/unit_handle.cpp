@@ -6,6 +6,7 @@
 
 #include "nn/parallel/shard/gather/gather_transform.h"
 #include "nn/parallel/shard/wrap/wrap.h"
+#include "runtime/comm/group/sum_order.h"
 
 namespace sherd::nn {
 
@@ -38,12 +39,33 @@ std::vector<Parameter*> UnitHandle::parameters() const {
   return all;
 }
 
+namespace {
+std::string tree_text(int leaves, std::string_view what) {
+  const int levels = tree_levels(static_cast<std::size_t>(leaves));
+  return fmt::format("{} {} in {} level{}", leaves, what, levels, levels == 1 ? "" : "s");
+}
+
+// The order of the sums over ranks on a route, and how often they are rounded to a narrower type.
+std::string text_of_sums(const Route& route, const UnitLayout& layout) {
+  const int roundings = route.hops().empty() ? 0 : route.hops().back().after.roundings;
+  std::vector<std::string> trees;
+  if (layout.shards > 1 && route.find(Route::Move::scatter)) trees.push_back(tree_text(layout.shards, "shards"));
+  if (route.find(Route::Move::sum_replicas) || route.find(Route::Move::scatter_replicas))
+    trees.push_back(tree_text(layout.replicas, "replicas"));
+  if (trees.empty()) return "";
+  return fmt::format("; sums {}{}", fmt::join(trees, ", then "),
+                     roundings > 0 ? fmt::format(", rounds {}x", roundings) : "");
+}
+}  // namespace
+
 std::vector<std::string> UnitHandle::routes(std::size_t part) const {
   const Unit& unit = *wrap().own_units()[part];
   std::map<std::string, int> counts;
   for (std::size_t i = 0; i < unit.pieces.size(); ++i)
-    if (const Parameter* p = unit.pieces.parameter(i); p && p->requires_grad())
-      ++counts[Route::of(unit.arrival().facts(i)).text()];
+    if (const Parameter* p = unit.pieces.parameter(i); p && p->requires_grad()) {
+      const Route route = Route::of(unit.arrival().facts(i));
+      ++counts[route.text() + text_of_sums(route, unit.pieces.layout())];
+    }
   std::vector<std::string> lines;
   for (const auto& [route, count] : counts)
     lines.push_back(fmt::format("{} parameter{}: {}", count, count == 1 ? "" : "s", route));

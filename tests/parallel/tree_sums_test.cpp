@@ -1,0 +1,151 @@
+// Micro-batches whose gradients are summed as a tree (UnitPolicy::sums_in_tree). Oracle: ranks that each have one of
+// them, which reductions sum as a tree, bit by bit.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <vector>
+
+#include "nn/parallel/extensions/int8_reduce.h"
+#include "nn/parallel/shard/wrap/pending_gradients.h"
+#include "runtime/autograd/autograd.h"
+#include "tests/parallel/uneven_net.h"
+#include "tests/support/compile_once.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/near.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+using LeafGradients = std::vector<Tensor>;
+
+Tensor loss_of_leaf(Net& net, int leaf) {
+  return sum(square(net(batch_of(3, 5, static_cast<std::uint64_t>(leaf), "x"))));
+}
+
+/// The full gradients of `leaves` leaves, each rank's neighbours of each other.
+LeafGradients sum_of_leaves(const Group& group, const DeviceMesh& mesh, nn::UnitPolicy policy, int leaves) {
+  const int own = leaves / group->size(), first = own * group->rank();
+  policy.sums_in_tree = true;
+  Net net(kUneven);
+  shard(net, mesh, policy, policy);
+  net.materialize(nn::Seed{2});
+  nn::units(net).set_gradient_divide_factor(leaves);
+  for (int m = 0; m < own; ++m) {
+    nn::units(net).set_requires_gradient_sync(m == own - 1);
+    backward(loss_of_leaf(net, first + m));
+  }
+  LeafGradients all;
+  for (const nn::Parameter* p : net.parameters()) all.push_back(whole(p->grad()));
+  return all;
+}
+
+LeafGradients sums_on(const Grid& grid, const nn::UnitPolicy& policy, int leaves) {
+  LeafGradients result;
+  run_ranks(grid.ranks(), [&](const Group& group) {
+    LeafGradients own = sum_of_leaves(group, grid.mesh(group), policy, leaves);
+    if (group->rank() == 0) result = std::move(own);
+  });
+  return result;
+}
+
+void expect_same_sums(const LeafGradients& actual, const LeafGradients& expected, const std::string& what) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (std::size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << what << ' ' << i;
+}
+
+nn::UnitPolicy owned_state() { return {.optimizer = nn::ShardedOver::all}; }
+
+TEST(TreeSums, OneRankHasTheBitsOfAsManyRanks) {
+  for (const bool is_bf16 : {false, true})
+    for (int leaves = 1; leaves <= 9; ++leaves) {
+      const nn::UnitPolicy policy = is_bf16 ? in_bf16({}) : nn::UnitPolicy{};
+      expect_same_sums(sums_on({1, 1}, policy, leaves), sums_on({1, leaves}, policy, leaves),
+                       fmt::format("{}", leaves));
+    }
+}
+
+TEST(TreeSums, EightLeavesHaveOneSumInEveryLayout) {
+  for (const bool is_bf16 : {false, true})
+    for (const nn::UnitPolicy& shape :
+         {nn::UnitPolicy{}, nn::strategy("no_shard"), nn::strategy("shard_optimizer"), owned_state()}) {
+      const nn::UnitPolicy policy = is_bf16 ? in_bf16(shape) : shape;
+      const LeafGradients expected = sums_on({1, 1}, is_bf16 ? in_bf16({}) : nn::UnitPolicy{}, 8);
+      for (const Grid& grid : {Grid{1, 2}, Grid{2, 1}, Grid{1, 4}, Grid{2, 2}, Grid{4, 1}, Grid{4, 2}, Grid{2, 4}})
+        expect_same_sums(sums_on(grid, policy, 8), expected, fmt::format("{} x {}", grid.replicas, grid.shards));
+    }
+}
+
+// An average is scaled after replicas are summed: sixths of three sums of two, or of two of three, are the same.
+TEST(TreeSums, SixRanksAreScaledOnce) {
+  const LeafGradients flat = sums_on({1, 6}, {}, 6);
+  expect_same_sums(sums_on({3, 2}, {}, 6), flat, "3 x 2");
+  expect_same_sums(sums_on({3, 2}, owned_state(), 6), flat, "3 x 2, divided");
+}
+
+TEST(TreeSums, ASumWaitsForEachDigit) {
+  run_ranks(1, [](const Group& group) {
+    const DeviceMesh mesh(group, {{"dp", 1}});
+    Net net(kUneven);
+    shard(net, mesh, {.sums_in_tree = true}, {.sums_in_tree = true});
+    net.materialize(nn::Seed{2});
+    const std::int64_t one = 4 * net.num_parameters(), none = held(MemoryCategory::gradients);
+    nn::units(net).set_requires_gradient_sync(false);
+    for (int passes = 1; passes <= 8; ++passes) {
+      backward(loss_of_leaf(net, passes));
+      const std::int64_t waits = held(MemoryCategory::gradients) - none;
+      const int digits = std::popcount(static_cast<unsigned>(passes));
+      EXPECT_EQ(std::ssize(nn::pending_gradients(net)), digits * std::ssize(net.parameters()));
+      EXPECT_GE(waits, digits * one) << passes;
+      EXPECT_LE(waits, digits * (one + 64 * std::ssize(net.parameters()))) << passes;
+    }
+    EXPECT_EQ(nn::pending_gradients(net).size(), net.parameters().size());
+    nn::units(net).set_requires_gradient_sync(true);
+    nn::finalize_backward(net);
+    EXPECT_EQ(nn::pending_gradients(net).size(), 0U);
+  });
+}
+
+TEST(TreeSums, CapturedPassesHaveTheSameBits) {
+  for (const Grid& grid : {Grid{1, 1}, Grid{1, 2}, Grid{2, 2}})
+    run_ranks(grid.ranks(), [&](const Group& group) {
+      const DeviceMesh mesh = grid.mesh(group);
+      const nn::UnitPolicy policy{.sums_in_tree = true};
+      PolicyTraining eager(mesh, policy), captured(mesh, policy);
+      const auto step = [](PolicyTraining& training, const Tensor& x) {
+        Tensor loss;
+        for (int m = 0; m < 5; ++m) {
+          nn::units(training.net).set_requires_gradient_sync(m == 4);
+          loss = sum(square(training.net(mul(x, 1.0 + m))));
+          backward(loss);
+        }
+        training.optimizer->step_and_clear();
+        return loss.detach();
+      };
+      auto compiled = compile_once([&](const Tensor& x, const Tensor&) { return step(captured, x); }, {.group = group});
+      for (std::uint64_t i = 0; i < 5; ++i) {
+        const Tensor x = own_rows(group, i);
+        EXPECT_TRUE(same_bits(compiled(x, x), step(eager, x))) << i;
+      }
+      EXPECT_EQ(compiled.mode(), CompiledStep::Mode::replay) << compiled.why();
+      const auto a = captured.net.parameters(), e = eager.net.parameters();
+      for (std::size_t i = 0; i < a.size(); ++i)
+        EXPECT_TRUE(same_bits(a[i]->value().local(), e[i]->value().local())) << a[i]->name();
+    });
+}
+
+TEST(TreeSums, ShardsAndReductionsOfTheProgramsOwnAreRefused) {
+  run_ranks(1, [](const Group& group) {
+    const DeviceMesh mesh(group, {{"dp", 1}});
+    Net net(kUneven);
+    const nn::UnitPolicy policy{.gradients = nn::ShardedOver::shards, .sums_in_tree = true};
+    expect_error([&] { nn::fully_shard(net, mesh, policy); }, {"add up as a tree in full", "shards over shards"});
+    shard(net, mesh, {.sums_in_tree = true}, {.sums_in_tree = true});
+    expect_error([&] { nn::units(net).set_custom_reduce(nn::int8_reduce()); }, {"set_custom_reduce", "order"});
+    expect_error([&] { nn::units(net).set_all_reduce_hook([](const auto&) {}); }, {"set_all_reduce_hook", "order"});
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing
