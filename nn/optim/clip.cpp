@@ -20,6 +20,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/op/copy/offload.h"
+#include "runtime/op/rows/exact_sum.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/rows/optimizer.h"
 #include "runtime/op/rows/optimizer_attrs.h"
@@ -203,14 +204,42 @@ Tensor reduced(const NormPart& part, double p) {
   return all_reduce(std::move(total), group, is_max ? ReduceKind::max : ReduceKind::sum);
 }
 
-Tensor norm_over(const std::vector<Parameter*>& parameters, double p, ReduceOver over) {
+Tensor rounded_power_sum(const NormParts& parts, double p) {
+  Tensor total;
+  if (!parts.replicated.empty()) total = local_power_sum(parts.replicated, p);
+  for (const NormPart& part : parts.sharded) total = combine(std::move(total), reduced(part, p), std::isinf(p));
+  return total;
+}
+
+// Integers: whatever ranks and axes there are, and in which order.
+Tensor exact_words(std::span<const Tensor> list, double p) {
+  std::vector<Tensor> locals;
+  for (const Tensor& t : list) {
+    check(!home_of(t), "a norm that is free of the layout needs gradients in memory, and they are offloaded");
+    locals.push_back(t.local().detach());
+  }
+  return exact_power_sum(locals, p);
+}
+
+Tensor layout_free_power_sum(const NormParts& parts, double p) {
+  Tensor words;
+  const auto add_words = [&](Tensor more) { words = words.defined() ? add(std::move(words), std::move(more)) : more; };
+  if (!parts.replicated.empty()) add_words(exact_words(parts.replicated, p));
+  for (const NormPart& part : parts.sharded)
+    for (const NormPart::Sharded& list : part.by_axes) {
+      Tensor sum = exact_words(list.grads, p);
+      for (const int axis : list.axes) sum = all_reduce(std::move(sum), part.root.group(axis), ReduceKind::sum);
+      add_words(std::move(sum));
+    }
+  return words.defined() ? exact_total(std::move(words)) : words;
+}
+
+Tensor norm_over(const std::vector<Parameter*>& parameters, double p, ReduceOver over, NormSum sum) {
   GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
   const bool is_max = std::isinf(p);
   const NormParts parts = split_by_mesh(parameters, over);
-  Tensor total;
-  if (!parts.replicated.empty()) total = local_power_sum(parts.replicated, p);
-  for (const NormPart& part : parts.sharded) total = combine(std::move(total), reduced(part, p), is_max);
+  Tensor total = sum == NormSum::rounded ? rounded_power_sum(parts, p) : layout_free_power_sum(parts, p);
   if (!total.defined()) return zeros({});
   if (p == 2) total = sqrt(std::move(total));
   else if (!is_max && p != 1) total = pow(std::move(total), 1 / p);
@@ -219,15 +248,15 @@ Tensor norm_over(const std::vector<Parameter*>& parameters, double p, ReduceOver
 
 }  // namespace
 
-Tensor grad_norm(const std::vector<Parameter*>& parameters, double p) {
+Tensor grad_norm(const std::vector<Parameter*>& parameters, double p, NormSum sum) {
   const PurposeScope purpose("grad_norm");
   check_each_once(parameters, "grad_norm(), which would count it twice");
-  return norm_over(parameters, p, ReduceOver::sharding_axes);
+  return norm_over(parameters, p, ReduceOver::sharding_axes, sum);
 }
 
 Tensor agreed_grad_norm(const std::vector<Parameter*>& parameters, double p) {
   const PurposeScope purpose("agreed_grad_norm");
-  return norm_over(parameters, p, ReduceOver::all_axes);
+  return norm_over(parameters, p, ReduceOver::all_axes, NormSum::rounded);
 }
 
 Tensor clip_factor(const Tensor& norm, double max_norm) {
@@ -236,11 +265,11 @@ Tensor clip_factor(const Tensor& norm, double max_norm) {
   return add(factor, mul(norm, 0));  // 0 x infinity is NaN
 }
 
-Tensor clip_grad_norm(Optimizer& optimizer, double max_norm, double p) {
+Tensor clip_grad_norm(Optimizer& optimizer, double max_norm, double p, NormSum sum) {
   const PurposeScope purpose("clip_grad_norm");
   GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
-  Tensor norm = norm_over(optimizer.parameters(), p, ReduceOver::sharding_axes);
+  Tensor norm = norm_over(optimizer.parameters(), p, ReduceOver::sharding_axes, sum);
   optimizer.set_gradient_scale(clip_factor(norm, max_norm));
   return norm;
 }
