@@ -52,6 +52,12 @@ class Counters final : public Slot {
     unused_.insert(unused_.end(), freed_.begin(), freed_.end());
     freed_.clear();
   }
+  /// Numbers of parts that are set for long are not negative.
+  void begin_part(const BatchPart& part, std::int64_t number) {
+    drawn_by_.set_unseen<&DrawnBy::part>(part);
+    drawn_by_.set<&DrawnBy::which_part>(-(((number + 1) << 32) + part.all));
+    if (has_rows()) fill_into(calls_.value(), 0);
+  }
   void keep() { copy_into(kept_.value(), calls_.value()); }
   void take_back() { copy_into(calls_.value(), kept_.value()); }
   const DrawnBy& drawn_by() const {
@@ -196,6 +202,12 @@ void set_batch_part(std::optional<BatchPart> part) {
         part ? part->first + part->rows : 0, part ? part->all : 0);
   as_counters(*counters_slot()).set_part(part);
 }
+
+BatchPartScope::BatchPartScope(const BatchPart& part, std::int64_t number) : outer_(drawn_by().part) {
+  as_counters(*counters_slot()).begin_part(part, number);
+}
+
+BatchPartScope::~BatchPartScope() { as_counters(*counters_slot()).set_part(outer_); }
 
 const DrawnBy& drawn_by() { return as_counters(*counters_slot()).drawn_by(); }
 

@@ -36,6 +36,20 @@ struct BatchPart {
 /// record again after a change. Error unless the rows lie among all.
 void set_batch_part(std::optional<BatchPart> part);
 
+/// The same while it lives, for the part of a step's work that has this number: rows count their calls from its
+/// beginning. May be within a captured step. The number is the same on all ranks, and says which part, of how many, a
+/// rank has.
+class BatchPartScope {
+ public:
+  BatchPartScope(const BatchPart& part, std::int64_t number);
+  ~BatchPartScope();
+  BatchPartScope(const BatchPartScope&) = delete;
+  BatchPartScope& operator=(const BatchPartScope&) = delete;
+
+ private:
+  std::optional<BatchPart> outer_;
+};
+
 /// What the two have set. The part itself is not that of other ranks, whose programs are to be the same.
 struct DrawnBy {
   std::uint64_t seed = 0;

@@ -1,11 +1,17 @@
 #include "nn/plan/apply.h"
 
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "nn/batch_part.h"
 #include "nn/offload_activations.h"
 #include "nn/parallel/extensions/int8_gather.h"
 #include "nn/parallel/extensions/int8_reduce.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
 #include "nn/recompute.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/sum_order.h"
 #include "runtime/op/rows/ops.h"
 
 namespace sherd::nn {
@@ -17,6 +23,7 @@ UnitPolicy unit_policy(const TrainingPlan& plan, const PlanFacts& facts) {
   policy.mp_policy = {.param_dtype = plan.param_dtype, .reduce_dtype = plan.reduce_dtype};
   policy.prefetch = plan.prefetch;
   if (plan.accumulate_shards) policy.gradients = ShardedOver::shards;
+  policy.sums_in_tree = plan.numerics.layout_free();
   policy.offload = plan.offload.shards(plan.offload_keep, plan.device, facts.memory_limit);
   return policy;
 }
@@ -34,6 +41,8 @@ AppliedPlan apply(const TrainingPlan& plan, const PlanFacts& facts, Module& mode
   for (const UnitHandle& unit : applied.units) {
     if (!plan.gather.is_exact()) unit.set_gather_transform(int8_gather());
     if (!plan.reduce.is_exact()) unit.set_custom_reduce(int8_reduce());
+    // Leaves have whole losses: what is scaled before it is summed would be rounded otherwise where it is tiny.
+    if (plan.numerics.layout_free()) unit.set_gradient_divide_factor(static_cast<double>(plan.leaves));
   }
   if (facts.batch > 0) applied.local_batch = local_batch(plan, facts.batch, mesh.num_data_ranks());
   return applied;
@@ -46,27 +55,43 @@ void apply_offload(const TrainingPlan& plan, const PlanFacts& facts, Module& mod
     offload_activations(model, plan.offload_activations.options(plan.device, facts.memory_limit));
 }
 
+namespace {
+
+Tensor sum_in_turn(std::span<const Tensor> terms) {
+  Tensor sum = terms[0];
+  for (const Tensor& term : terms.subspan(1)) sum = add(std::move(sum), term);
+  return sum;
+}
+
+}  // namespace
+
 Tensor forward_backward(const TrainingPlan& plan, Module& model, std::span<const Tensor> batch,
                         const std::function<Tensor(std::span<const Tensor> part)>& loss,
                         const ForwardBackward& options) {
   check(!batch.empty(), "forward_backward: the batch has no tensor, so nothing says how many rows it has");
-  const std::int64_t parts = plan.micro_batches, rows = batch[0].size(0), micro = rows / parts;
+  const bool by_leaf = plan.numerics.layout_free();
+  const BatchPart own = by_leaf ? batch_part(model, batch[0]) : BatchPart{};
+  const std::int64_t parts = by_leaf ? plan.leaves * own.rows / own.all : plan.micro_batches;
+  const std::int64_t rows = batch[0].size(0), micro = rows / parts;
   check(rows == micro * parts, "a batch of {} rows does not divide into {} micro-batches; make it a multiple of {}",
         rows, parts, parts);
-  std::vector<Tensor> part(batch.begin(), batch.end());
-  Tensor mean_loss;
+  const double share = 1.0 / static_cast<double>(parts);
+  std::vector<Tensor> part(batch.begin(), batch.end()), losses;
   for (std::int64_t m = 0; m < parts; ++m) {
     const bool whole = parts == 1, is_last = m == parts - 1;
     for (std::size_t i = 0; !whole && i < part.size(); ++i) part[i] = narrow(batch[i], 0, m * micro, micro);
+    std::optional<BatchPartScope> leaf;
+    if (by_leaf) leaf.emplace(BatchPart{own.first / own.rows * parts + m, 1, plan.leaves}, m);
     if (is_last && options.before_last) options.before_last();
     Tensor value = loss(part);
-    if (!whole) value = mul(value, 1.0 / static_cast<double>(parts));
+    if (!whole && !by_leaf) value = mul(value, share);
     if (!whole && plan.fully_shard) units(model).set_requires_gradient_sync(is_last);
     backward(options.scaler ? options.scaler->scale(value) : value);
-    value = value.local().detach();  // every rank of the tp axis has the whole of it
-    mean_loss = mean_loss.defined() ? add(mean_loss, value) : value;
+    losses.push_back(value.local().detach());  // every rank of the tp axis has the whole of it
   }
-  return mean_loss;
+  if (!by_leaf) return sum_in_turn(losses);
+  return mul(sum_in_tree(std::span<const Tensor>(losses), [](const Tensor& a, const Tensor& b) { return add(a, b); }),
+             share);
 }
 
 }  // namespace sherd::nn

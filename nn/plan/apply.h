@@ -46,10 +46,10 @@ struct ForwardBackward {
   std::function<void()> before_last{};  ///< before the last forward: Optimizer::step_in_backward()
 };
 
-/// Adds the gradients of the mean of `loss` over plan.micro_batches equal parts of the batch, rows of its tensors; the
-/// units reduce them with the last part's, unless the plan accumulates shards. Returns that mean of this rank's rows:
-/// 0-d, not scaled, without a graph. `batch`: [rows, ...] each. Collective over the mesh of the plan; does not wait for
-/// the device. Error if the rows do not divide.
+/// Adds the gradients of the mean of `loss` over plan.micro_batches equal parts of the batch, rows of its tensors, or
+/// over this rank's leaves (plan.numerics); the units reduce them with the last part's, unless the plan accumulates
+/// shards. Returns that mean of this rank's rows: 0-d, not scaled, without a graph. `batch`: [rows, ...] each.
+/// Collective over the mesh of the plan; does not wait for the device. Error if the rows do not divide.
 Tensor forward_backward(const TrainingPlan& plan, Module& model, std::span<const Tensor> batch,
                         const std::function<Tensor(std::span<const Tensor> part)>& loss,
                         const ForwardBackward& options = {});

@@ -1,5 +1,7 @@
 #include "nn/plan/check.h"
 
+#include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "runtime/tensor/error.h"
@@ -76,6 +78,55 @@ void check_offload(const TrainingPlan& plan) {
         plan.offload.text(), plan.gather.text());
 }
 
+bool is_power_of_two(std::int64_t n) { return n > 0 && std::has_single_bit(static_cast<std::uint64_t>(n)); }
+
+// What would be added, or rounded, in an order that the layout decides.
+void check_numerics(const TrainingPlan& plan) {
+  if (!plan.numerics.layout_free()) {
+    check(
+        plan.leaves == TrainingPlan{}.leaves,
+        "leaves = {} with numerics = default: leaves are summed by layout_free; pass --numerics layout_free, or leave "
+        "them out",
+        plan.leaves);
+    return;
+  }
+  check(is_power_of_two(plan.leaves),
+        "leaves = {}: their sum is a balanced tree, so they are a power of two; take {}{}", plan.leaves,
+        plan.leaves < 1 ? 1 : std::bit_floor(static_cast<std::uint64_t>(plan.leaves)),
+        plan.leaves < 1 ? "" : fmt::format(" or {}", std::bit_ceil(static_cast<std::uint64_t>(plan.leaves))));
+  const auto refuse = [](bool holds, std::string_view key, const std::string& value, std::string_view why) {
+    check(holds, "{} = {} with numerics = layout_free: {}", key, value, why);
+  };
+  refuse(plan.fully_shard, "fully_shard", "false", "the units of fully_shard add up leaves; leave it on");
+  refuse(plan.device == Device::cpu(), "device", to_string(plan.device),
+         "kernels of a device have orders of their own");
+  refuse(plan.reduce_dtype == DType::f32, "reduce_dtype", std::string(name(plan.reduce_dtype)),
+         "sums would be rounded as often as ranks send them; leave it at f32");
+  refuse(!plan.loss_scale.options(has_f16(plan)), "loss_scale", plan.loss_scale.text(),
+         "scaled gradients are not summed in this order; take bf16 for param_dtype, or loss_scale = none");
+  refuse(plan.gather.is_exact(), "gather", plan.gather.text(), "each rank's shard has scales of its own; leave it out");
+  refuse(plan.reduce.is_exact(), "reduce", plan.reduce.text(), "each rank's part has scales of its own; leave it out");
+  refuse(!plan.accumulate_shards, "accumulate_shards", "true", "leaves add up in full, before ranks do; leave it out");
+  refuse(!plan.offload.gradients(), "offload", plan.offload.text(),
+         "their norm is summed in pieces; take offload = parameters or optimizer");
+}
+
+// The plan has passed check_numerics().
+void check_leaves(const TrainingPlan& plan, std::int64_t batch, std::int64_t data_ranks) {
+  if (!plan.numerics.layout_free()) return;
+  check(is_power_of_two(data_ranks) && data_ranks <= plan.leaves,
+        "numerics = layout_free with leaves = {} on {} ranks with data of their own: each has as many leaves, so they "
+        "are "
+        "a power of two up to {}; take {} ranks",
+        plan.leaves, data_ranks, plan.leaves,
+        std::min(plan.leaves, static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(data_ranks)))));
+  check(plan.micro_batches == 1 || plan.micro_batches == plan.leaves / data_ranks,
+        "accumulate = {} with numerics = layout_free: {} leaves on {} ranks are {} micro-batches; leave accumulate out",
+        plan.micro_batches, plan.leaves, data_ranks, plan.leaves / data_ranks);
+  check(batch % plan.leaves == 0, "batch = {} does not divide into leaves = {}; make it a multiple of {}", batch,
+        plan.leaves, plan.leaves);
+}
+
 }  // namespace
 
 void check_plan(const TrainingPlan& plan) {
@@ -85,6 +136,7 @@ void check_plan(const TrainingPlan& plan) {
   check_shards(plan);
   check_reshard(plan);
   check_offload(plan);
+  check_numerics(plan);
 }
 
 void check_plan(const TrainingPlan& plan, const PlanFacts& facts) {
@@ -96,6 +148,7 @@ void check_plan(const TrainingPlan& plan, const PlanFacts& facts) {
         "no_shard for whole copies",
         data_ranks);
   if (lacks_replicas(plan)) plan.mesh.with_replicas(facts.ranks, 1, plan.strategy.text());
+  check_leaves(plan, facts.batch, data_ranks);
   if (facts.batch > 0) local_batch(plan, facts.batch, data_ranks);
 }
 
@@ -111,9 +164,18 @@ void check_survives(const TrainingPlan& plan, int ranks) {
         "strategy = {} divides the optimizer's state among the replicas, so it dies with each of them; take "
         "hybrid_shard",
         plan.strategy.text());
+  check(
+      !plan.numerics.layout_free(),
+      "numerics = layout_free: the replicas that are left are no power of two, or train other leaves; leave it out, or "
+      "pass --restarts N for a run that goes on from its saves");
   check(plan.device == Device::cpu(), "device = {}: ranks outlive others on the host only", to_string(plan.device));
   check(!plan.offload.any(), "offload = {}: what lies outside of memory is not carried to the next group; leave it out",
         plan.offload.text());
+}
+
+bool divides(const TrainingPlan& plan, std::int64_t batch, std::int64_t data_ranks) {
+  if (!plan.numerics.layout_free()) return batch % (data_ranks * plan.micro_batches) == 0;
+  return batch % plan.leaves == 0 && plan.leaves % data_ranks == 0;
 }
 
 std::int64_t local_batch(const TrainingPlan& plan, std::int64_t batch, std::int64_t data_ranks) {

@@ -42,6 +42,11 @@ bool Travel::parse(std::string_view text) {
   return text == "exact";
 }
 
+bool Numerics::parse(std::string_view text) {
+  check(text == "default" || text == "layout_free", "numerics must be default or layout_free, got \"{}\"", text);
+  return text == "layout_free";
+}
+
 LossScale LossScale::parse(std::string_view text) {
   if (text == "auto" || text == "dynamic" || text == "none") return {std::string(text), std::nullopt};
   const std::optional<double> scale = parse_number(text);

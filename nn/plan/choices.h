@@ -53,6 +53,21 @@ class Travel {
   bool is_exact_;
 };
 
+/// Which layouts of ranks give the same bits: "default": those that add in the same order (docs/numerics.md), or
+/// "layout_free": all that have as many leaves.
+class Numerics {
+ public:
+  template <Text T>
+  Numerics(const T& text) : layout_free_(parse(text)) {}  // NOLINT: {.numerics = "layout_free"}
+  std::string text() const { return layout_free_ ? "layout_free" : "default"; }
+  bool layout_free() const { return layout_free_; }
+  friend bool operator==(const Numerics&, const Numerics&) = default;
+
+ private:
+  static bool parse(std::string_view text);
+  bool layout_free_;
+};
+
 /// What the loss is multiplied by: "auto" (dynamic where a dtype is f16), "dynamic", "none" or a positive number.
 class LossScale {
  public:

@@ -89,7 +89,7 @@ class Ghost {
 
 /// A PlannedModel that is made.
 struct Training {
-  const TrainingPlan& plan;
+  TrainingPlan plan;
   const PlannedModel& planned;
   std::unique_ptr<Module> model = planned.make();
   std::int64_t rows = 0;
@@ -119,7 +119,7 @@ struct Training {
 
 Rehearsal rehearsal_of(const TrainingPlan& plan, const PlanFacts& facts, const PlannedModel& planned,
                        const JobMesh& mesh) {
-  const auto training = std::make_shared<Training>(plan, planned);
+  const auto training = std::make_shared<Training>(on_ranks(plan, mesh.num_data_ranks()), planned);
   Training& t = *training;
   t.rows = apply(plan, facts, *t.model, mesh, planned.styles).local_batch;
   t.model->materialize(Seed{1}, plan.device);

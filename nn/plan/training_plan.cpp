@@ -8,7 +8,7 @@
 namespace sherd::nn {
 
 using P = TrainingPlan;
-const AttrField TrainingPlan::fields[20] = {attr<&P::mesh>("mesh").optional(),
+const AttrField TrainingPlan::fields[22] = {attr<&P::mesh>("mesh").optional(),
                                             attr<&P::device>("device").optional(),
                                             attr<&P::tensor_parallel>(),
                                             attr<&P::fully_shard>("fully_shard").optional(),
@@ -27,6 +27,8 @@ const AttrField TrainingPlan::fields[20] = {attr<&P::mesh>("mesh").optional(),
                                             attr<&P::offload_keep>("offload_keep").optional(),
                                             attr<&P::offload_activations>("offload_activations").optional(),
                                             attr<&P::micro_batches>("micro_batches").optional(),
+                                            attr<&P::numerics>("numerics").optional(),
+                                            attr<&P::leaves>("leaves").optional(),
                                             attr<&P::compiled>("compiled").optional()};
 
 namespace {
@@ -65,6 +67,11 @@ std::string differences(const TrainingPlan& before, const TrainingPlan& now) {
   std::vector<std::string> texts;
   add_differences(attr_kind<TrainingPlan>, &before, &now, texts);
   return fmt::format("{}", fmt::join(texts, ", "));
+}
+
+TrainingPlan on_ranks(TrainingPlan plan, std::int64_t data_ranks) {
+  if (plan.numerics.layout_free()) plan.micro_batches = plan.leaves / data_ranks;
+  return plan;
 }
 
 bool has_f16(const TrainingPlan& plan) { return plan.param_dtype == DType::f16 || plan.reduce_dtype == DType::f16; }

@@ -37,10 +37,14 @@ struct TrainingPlan {
   Offload offload = "none";
   std::int64_t offload_keep = 0;  ///< bytes of what is offloaded that stay in memory of a rank
   OffloadActivations offload_activations = "none";
-  std::int64_t micro_batches = 1;  ///< of a step, whose gradients are summed
-  bool compiled = false;           ///< updates and evaluations are captured and replayed
+  std::int64_t micro_batches = 1;  ///< of a step, whose gradients are summed; of layout_free: see leaves
+  Numerics numerics = "default";
+  /// With layout_free, equal parts of a batch, a power of two, in the order in which their gradients are summed as a
+  /// balanced tree. Each rank with data of its own has as many, its micro-batches (on_ranks()).
+  std::int64_t leaves = 8;
+  bool compiled = false;  ///< updates and evaluations are captured and replayed
 
-  static const AttrField fields[20];
+  static const AttrField fields[22];
 };
 
 /// "mesh=dp=2,tp=2 recompute=full": the fields that differ from those of TrainingPlan{}.
@@ -53,6 +57,8 @@ bool operator==(const TrainingPlan& a, const TrainingPlan& b);
 /// "strategy full_shard -> no_shard, compiled false -> true"; empty if they are equal.
 std::string differences(const TrainingPlan& before, const TrainingPlan& now);
 
+/// The plan for that many ranks with data of their own: micro_batches are those of its leaves.
+TrainingPlan on_ranks(TrainingPlan plan, std::int64_t data_ranks);
 /// Whether a dtype of the plan is f16, whose gradients underflow without a scaled loss.
 bool has_f16(const TrainingPlan& plan);
 /// Bytes of an element of the gradients that wait for the last micro-batch: they add up in the dtype of the reduction,

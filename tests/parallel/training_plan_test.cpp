@@ -68,6 +68,8 @@ TrainingPlan drawn(std::mt19937& random) {
           .offload_keep = static_cast<std::int64_t>(random()) << 9,
           .offload_activations = text({"none", "blocks", "blocks:/d\\e"}),
           .micro_batches = static_cast<std::int64_t>(random() % 5),
+          .numerics = text({"default", "layout_free"}),
+          .leaves = static_cast<std::int64_t>(random() % 20),
           .compiled = is()};
 }
 
@@ -104,6 +106,7 @@ TEST(TrainingPlan, WrongTextsAreNamed) {
   refused("micro_batches=two", {"micro_batches = two"});
   refused("reshard_after_forward=maybe", {"true, false or a number of ranks"});
   refused("loss_scale=-1", {"loss_scale must be auto, dynamic, none or a positive number"});
+  refused("numerics=exact", {"numerics must be default or layout_free"});
   refused("units=layers", {"no rule \"layers\" makes units"});
 }
 
@@ -130,6 +133,7 @@ TEST(TrainingPlan, EveryRuleHasItsMessage) {
   refused({.offload_keep = 5}, {"offload_keep = 5 with offload = none"});
   refused({.strategy = "hybrid_shard_state", .offload = "all"}, {"offload = all with strategy = hybrid_shard_state"});
   refused({.gather = "int8", .offload = "parameters"}, {"offload = parameters with gather = int8"});
+  refused({.leaves = 4}, {"leaves = 4 with numerics = default", "--numerics layout_free"});
 
   const auto misfits = [](const TrainingPlan& plan, const nn::PlanFacts& facts,
                           std::initializer_list<std::string_view> parts) {
@@ -149,6 +153,38 @@ TEST(TrainingPlan, EveryRuleHasItsMessage) {
   dies({.mesh = "replicate=2,dp=2", .strategy = "hybrid_shard_state"}, {"dies with each of them"});
   dies({.mesh = "replicate=2,dp=2", .device = Device::cuda(0), .strategy = "hybrid_shard"}, {"device = cuda:0"});
   dies({.mesh = "replicate=2,dp=2", .strategy = "hybrid_shard", .offload = "optimizer"}, {"offload = optimizer"});
+}
+
+TEST(TrainingPlan, LayoutFreeRefusesWhatAddsInOtherOrders) {
+  const auto refused = [](TrainingPlan plan, std::initializer_list<std::string_view> parts) {
+    plan.numerics = "layout_free";
+    expect_error([&] { nn::check_plan(plan); }, parts);
+  };
+  refused({.leaves = 6}, {"leaves = 6", "a power of two", "take 4 or 8"});
+  refused({.leaves = 0}, {"leaves = 0", "take 1"});
+  refused({.fully_shard = false}, {"fully_shard = false with numerics = layout_free", "leave it on"});
+  refused({.device = Device::cuda(0)}, {"device = cuda:0 with numerics = layout_free"});
+  refused({.reduce_dtype = DType::bf16}, {"reduce_dtype = bf16 with numerics = layout_free", "leave it at f32"});
+  refused({.param_dtype = DType::f16}, {"loss_scale = auto with numerics = layout_free", "take bf16"});
+  refused({.loss_scale = "1024"}, {"loss_scale = 1024 with numerics = layout_free"});
+  refused({.gather = "int8"}, {"gather = int8 with numerics = layout_free"});
+  refused({.reduce = "int8"}, {"reduce = int8 with numerics = layout_free"});
+  refused({.accumulate_shards = true}, {"accumulate_shards = true with numerics = layout_free"});
+  refused({.offload = "all"}, {"offload = all with numerics = layout_free", "parameters or optimizer"});
+  const TrainingPlan plan{.numerics = "layout_free"};
+  const auto refused_on = [](const TrainingPlan& told, const nn::PlanFacts& facts,
+                             std::initializer_list<std::string_view> parts) {
+    expect_error([&] { nn::check_plan(told, facts); }, parts);
+  };
+  refused_on(plan, {.ranks = 3}, {"leaves = 8 on 3 ranks", "take 2 ranks"});
+  refused_on(plan, {.ranks = 16}, {"leaves = 8 on 16 ranks", "take 8 ranks"});
+  refused_on({.micro_batches = 3, .numerics = "layout_free"}, {.ranks = 2}, {"accumulate = 3", "are 4 micro-batches"});
+  refused_on(plan, {.ranks = 2, .batch = 12}, {"batch = 12 does not divide into leaves = 8"});
+  expect_error([&] { nn::check_survives({.mesh = "replicate=2,dp=2", .numerics = "layout_free"}, 4); },
+               {"numerics = layout_free", "--restarts"});
+  nn::check_plan(plan, {.ranks = 8, .batch = 16});
+  EXPECT_EQ(nn::on_ranks(plan, 2).micro_batches, 4);
+  EXPECT_EQ(nn::on_ranks({.micro_batches = 3}, 2).micro_batches, 3);
 }
 
 constexpr nn::GptConfig kGpt{.vocabulary = 20, .tokens = 8, .layers = 2, .heads = 2, .width = 8, .hidden = 32};
