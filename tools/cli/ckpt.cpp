@@ -1,4 +1,4 @@
-// `sherd ckpt ls|show|verify|diff|convert`: what lies in folders of saves, without a model and without a GPU.
+// `sherd ckpt ls|show|verify|diff|hash|convert`: what lies in folders of saves, without a model and without a GPU.
 #include <cstdio>
 #include <filesystem>
 #include <vector>
@@ -9,6 +9,7 @@
 
 #include "nn/checkpoint/format/folder_lock.h"
 #include "nn/checkpoint/full/compare.h"
+#include "nn/checkpoint/full/state_hash.h"
 #include "nn/checkpoint/training_state.h"
 #include "nn/interop/huggingface_config.h"
 #include "runtime/comm/group/process_group.h"
@@ -137,6 +138,12 @@ int run_diff(const Words& words, bool json) {
   return equal == all ? kDone : kFailed;
 }
 
+int run_hash(const Words& words, bool) {
+  const ckpt::CheckpointReader save(words[0]);
+  print(fmt::format("{}  step {} of {}\n", ckpt::hash_save(save), save.manifest().step, save.dir()));
+  return kDone;
+}
+
 // A checkpoint becomes a Hugging Face directory, and the other way round a save without optimizer state, for eval and
 // --init-from. Only a model of 256 tokens is taken to know bytes: what other tokens stand for is not told here.
 int run_convert(const Words& words, bool) {
@@ -174,6 +181,7 @@ constexpr Action kActions[] = {
      run_show, true},
     {"verify", "verify DIR: reads every byte of every save and names the blocks whose checksums differ", 1, run_verify},
     {"diff", "diff DIR DIR: which tensors of two saves differ, and by how much", 2, run_diff, true},
+    {"hash", "hash DIR: one number for all tensors of the newest save, whatever ranks wrote it", 1, run_hash},
     {"convert", "convert FROM TO: a checkpoint to a Hugging Face directory, or back", 2, run_convert},
 };
 
@@ -201,7 +209,7 @@ int run_ckpt(std::span<const std::string_view> args) {
   table.add("json", &json, "print JSON: of ls, show and diff");
   auto words = read_command_line(table, args, usage());
   if (!words) return kDone;
-  check_usage(!words->empty(), "sherd ckpt: the action is missing: ls, show, verify, diff or convert");
+  check_usage(!words->empty(), "sherd ckpt: the action is missing: ls, show, verify, diff, hash or convert");
   const Action& action = find_action(words->front());
   words->erase(words->begin());
   check_usage(words->size() == action.words, "usage: sherd ckpt {}; got {} words", action.usage, words->size());

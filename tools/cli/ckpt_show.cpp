@@ -12,6 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "nn/checkpoint/full/state_hash.h"
 #include "nn/data/vocabulary.h"
 #include "runtime/memory/accounting.h"
 #include "tools/train/config.h"
@@ -83,8 +84,10 @@ std::string model_text(const TrainConfig::Model& m, std::int64_t parameters) {
 std::string training_text(const TrainConfig& c) {
   const TrainConfig::Optimizer& o = c.optimizer;
   return fmt::format("batch {}{}, seed {}, lr {:.6g} to {:.6g} (warmup {}, decay to step {}), param_dtype {}", c.batch,
-                     c.plan.micro_batches == 1 ? "" : fmt::format(" in {} micro-batches", c.plan.micro_batches), c.seed,
-                     o.lr, o.min_lr, o.warmup, o.decay_steps, name(c.plan.param_dtype));
+                     c.plan.numerics.layout_free() ? fmt::format(" in {} leaves (layout_free)", c.plan.leaves)
+                     : c.plan.micro_batches == 1   ? ""
+                                                   : fmt::format(" in {} micro-batches", c.plan.micro_batches),
+                     c.seed, o.lr, o.min_lr, o.warmup, o.decay_steps, name(c.plan.param_dtype));
 }
 
 /// What the config of `sherd train` says; of another program's save it is said that there is none.
@@ -99,7 +102,8 @@ std::string plan_line(const std::string& plan, const char* without) {
   return line("plan", plan.empty() ? without : plan);
 }
 
-std::string run_lines(const ckpt::Manifest& manifest, std::int64_t parameters) {
+std::string run_lines(const ckpt::CheckpointReader& save, std::int64_t parameters) {
+  const ckpt::Manifest& manifest = save.manifest();
   const std::string ranks = fmt::format("{}", manifest.world_size);
   try {
     const TrainConfig c = train_config_from_toml(manifest.config, "its config");
@@ -110,7 +114,8 @@ std::string run_lines(const ckpt::Manifest& manifest, std::int64_t parameters) {
                             c.plan.fully_shard ? "strategy " + c.plan.strategy.text() : "not sharded")) +
            plan_line(manifest.plan.empty() ? print(c.plan) : manifest.plan, "the defaults") +
            line("model", model_text(c.model, parameters)) + line("text", text_of(manifest, c)) +
-           line("training", training_text(c));
+           line("training", training_text(c)) +
+           (c.plan.numerics.layout_free() ? line("hash", ckpt::hash_save(save)) : "");
   } catch (const Error& error) {
     return line("run", fmt::format("{}, step {}", manifest.run, manifest.step)) + line("ranks", ranks) +
            plan_line(manifest.plan, "none, or the defaults") + line("model", fmt::format("{} parameters", parameters)) +
@@ -143,7 +148,7 @@ std::string save_page(const ckpt::CheckpointReader& save) {
         tensor);
   }
   std::string text = line("save", fmt::format("{}, {} old", save.dir(), age_text(age_of_save(save.dir()))));
-  text += run_lines(manifest, kinds["param"].elements);
+  text += run_lines(save, kinds["param"].elements);
   text += line("files", fmt::format("{}, {} of {} tensors", files.size(), format_bytes(all.bytes), all.tensors));
   if (const std::string state = state_text(manifest); !state.empty()) text += line("state", state);
   text += fmt::format("\n{:<16}{:>8}{:>14}{:>12}  {}\n", "kind", "tensors", "elements", "bytes", "dtype");

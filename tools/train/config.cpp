@@ -87,6 +87,9 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("steps", &c.steps, "optimizer steps in all, those before a resume included", run);
   table.add("batch", &c.batch, "sequences per step over all ranks and micro-batches");
   table.add("accumulate", &c.plan.micro_batches, "micro-batches per step, whose gradients are summed");
+  table.add("numerics", text_field(c.plan.numerics),
+            "default, or layout_free: the same bits on any power of two of ranks with data, up to the leaves");
+  table.add("leaves", &c.plan.leaves, "layout_free: equal parts of the batch, whose gradients are summed as a tree");
   table.add("eval_every", &c.eval_every, "steps between evaluations; 0: only after the last step", run);
   table.add("eval_batches", &c.eval_batches, "batches per evaluation; 0: the whole validation part", run);
   table.add("threads", &c.threads, "threads per rank; 0: the allowed CPUs shared among the ranks", run);

@@ -57,7 +57,8 @@ std::vector<Lever> levers_of(TrainConfig config, int ranks) {
       {"units", plan.fully_shard ? after({"coarse", "block", "fine"}, plan.units.text()) : std::vector<std::string>{}});
   if (plan.fully_shard && plan.micro_batches > 1 && data_ranks > 1 && !plan.accumulate_shards)
     levers.push_back({"accumulate_shards", {"true"}});
-  levers.push_back({"accumulate", finer_parts(plan.micro_batches, config.batch / data_ranks)});
+  if (!plan.numerics.layout_free())
+    levers.push_back({"accumulate", finer_parts(plan.micro_batches, config.batch / data_ranks)});
   levers.push_back({"recompute", after({"none", "selective", "full"}, plan.recompute.text())});
   if (plan.fully_shard && data_ranks > 1) {
     std::vector<std::string> values = after({"no_shard", "shard_optimizer", "shard_grad_op", "full_shard"},

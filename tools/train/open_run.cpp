@@ -49,7 +49,14 @@ void check_together(ProcessGroup& group, const std::function<void()>& work) {
   as_usage([&] { together(group, work); });
 }
 
-// The state, the order of the data and the keys of dropout are those of the save on any number of ranks; sums are not.
+int tensor_ranks(const nn::TrainingPlan& plan, int ranks) {
+  for (const DeviceMesh::Axis& axis : plan.mesh.of(ranks))
+    if (axis.name == "tp") return axis.size;
+  return 1;
+}
+
+// The state, the order of the data and the keys of dropout are those of the save on any number of ranks; sums are not,
+// unless they are free of the layout.
 void say_what_changes(const Run& run, const ckpt::Manifest& save, const TrainConfig& saved) {
   if (run.group->rank() != 0) return;
   const TrainConfig& config = run.config;
@@ -61,10 +68,18 @@ void say_what_changes(const Run& run, const ckpt::Manifest& save, const TrainCon
   const std::string changes = differences(save.plan.empty() ? saved.plan : nn::parse_plan(save.plan), asked.plan);
   const int ranks = run.group->size();
   const bool has_other_ranks = save.world_size != ranks;
+  const bool rounds = asked.plan.numerics.layout_free()
+                          ? tensor_ranks(saved.plan, save.world_size) != tensor_ranks(asked.plan, ranks)
+                          : has_other_ranks || rounds_otherwise(saved, asked);
   if (has_other_ranks || !changes.empty())
     say(fmt::format("saved by {} rank{}, resumes on {}{}{}: the state is the same{}", save.world_size,
                     save.world_size == 1 ? "" : "s", ranks, changes.empty() ? "" : " with ", changes,
-                    has_other_ranks || rounds_otherwise(saved, asked) ? ", later steps may differ by rounding" : ""));
+                    rounds ? ", later steps may differ by rounding" : ""));
+  if (!save.state.contains(kSumsOfSave) && run.rows.ranks > 2)
+    say(fmt::format(
+        "it was trained when ranks were added one after the other; they are added as a tree now, so on {} ranks "
+        "later steps differ by rounding from that program's",
+        run.rows.ranks));
   const std::int64_t before = saved.optimizer.decay_steps, now = config.optimizer.decay_steps;
   if (before == now || config.optimizer.min_lr == config.optimizer.lr) return;
   const std::int64_t end = std::min(config.steps, std::max(before, now) + 1);  // both plans are over there
@@ -149,7 +164,8 @@ void RunStart::agree_on_config() {
     const std::optional<nn::BatchPart> part = run_.regroup.batch_part();
     run_.rows.ranks = part ? static_cast<int>(part->all) : nn::count_data_ranks(config_.plan.mesh.of(group_.size()));
     run_.rows.count = local_batch(config_, run_.rows.ranks);
-    run_.rows.micro = run_.rows.count / config_.plan.micro_batches;
+    run_.rows.are_leaves = config_.plan.numerics.layout_free();
+    run_.rows.micro = run_.rows.count / nn::on_ranks(config_.plan, run_.rows.ranks).micro_batches;
   });
 }
 

@@ -17,13 +17,14 @@ namespace {
 
 /// A run on its ghost.
 struct GhostRun {
-  const TrainConfig& config;
+  TrainConfig config;
   std::int64_t local_batch;
   TrainStep step;
   std::optional<nn::AsyncSaver> saver{};
 
   GhostRun(const TrainConfig& c, const nn::JobMesh& mesh, std::int64_t data_vocabulary)
       : config(c), local_batch(sherd::local_batch(c, mesh.num_data_ranks())), step(c, mesh, data_vocabulary) {
+    config.plan = nn::on_ranks(config.plan, mesh.num_data_ranks());
     if (!c.save_async || c.plan.device != Device::cpu()) return;
     saver.emplace(*world_group());
     saver->reserve(nn::training_state(step.model(), &step.optimizer(), step.scaler()));

@@ -107,8 +107,7 @@ RanksThatFit ranks_that_fit(const TrainConfig& config, const RankInfo& rank) {
   const int slices = config.plan.reshard_after_forward.ranks().value_or(1);
   each_smaller(full, axes, 0, [&](const Axes& mesh) {
     if (size_of(mesh, "dp") % slices != 0) return;
-    if (product(mesh) > rank.world_size || config.batch % (nn::count_data_ranks(mesh) * config.plan.micro_batches) != 0)
-      return;
+    if (product(mesh) > rank.world_size || !nn::divides(config.plan, config.batch, nn::count_data_ranks(mesh))) return;
     if (!best || worth(mesh) > worth(*best)) best = mesh;
   });
   check(best.has_value(),

@@ -78,6 +78,7 @@ void Run::save(std::int64_t updates) {
   manifest.config = to_toml(asked);
   manifest.plan = print(asked.plan);
   data.note(manifest);
+  manifest.state[kSumsOfSave] = std::string("tree");
   saves->save(std::move(manifest), training_state());
 }
 

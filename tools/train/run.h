@@ -19,6 +19,10 @@
 
 namespace sherd {
 
+/// In the state of a save: "tree", in which order its reductions added (docs/numerics.md). Those of before say nothing,
+/// and added ranks one after the other.
+inline constexpr const char* kSumsOfSave = "sums";
+
 struct Run {
   TrainConfig config{};       ///< resolved; its mesh names replicas if the hosts are replicas
   nn::MeshAxes asked_mesh{};  ///< as it was given

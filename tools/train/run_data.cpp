@@ -75,9 +75,7 @@ std::pair<Tensor, Tensor> RunData::training_batch(std::uint64_t seed, std::int64
                                                   std::int64_t sequence) const {
   std::vector<std::int32_t> windows(static_cast<std::size_t>(rows.count * (sequence + 1)));
   for (std::int64_t i = 0; i < rows.count; ++i) {
-    // Micro-batch m of all ranks together is the same run of samples on any number of ranks, or dropout would differ.
-    const std::int64_t sample = (i / rows.micro * rows.ranks + rows.rank) * rows.micro + i % rows.micro;
-    tokens_->training_window(seed, batch, sample,
+    tokens_->training_window(seed, batch, rows.of_batch(i),
                              std::span(windows).subspan(static_cast<std::size_t>(i * (sequence + 1)),
                                                         static_cast<std::size_t>(sequence + 1)));
   }

@@ -12,10 +12,16 @@
 
 namespace sherd {
 
-/// Rows of a rank in a batch of `ranks` ranks with data of their own, cut into micro-batches.
+/// Rows of a rank in a batch of `ranks` ranks with data of their own, cut into micro-batches: neighbouring ones, which
+/// are leaves of the batch; else a micro-batch of all ranks together is the same run of rows on any number of ranks.
 struct BatchRows {
   std::int64_t count = 0, micro = 0;
   int rank = 0, ranks = 1;
+  bool are_leaves = false;
+  /// The row of the batch that row `i` of this rank is.
+  std::int64_t of_batch(std::int64_t i) const {
+    return are_leaves ? rank * count + i : (i / micro * ranks + rank) * micro + i % micro;
+  }
 };
 
 class RunData {
@@ -38,8 +44,7 @@ class RunData {
   /// Error, that of a resume from `resume`, unless `saved` was trained on it.
   void check_is_of(const ckpt::Manifest& saved, const std::string& path, const std::string& resume) const;
 
-  /// Tokens and targets of batch number `batch`, i32 [rows.count, sequence], on the host: the same windows for a
-  /// micro-batch of all ranks together, whatever their number.
+  /// Tokens and targets of batch number `batch`, i32 [rows.count, sequence], on the host.
   std::pair<Tensor, Tensor> training_batch(std::uint64_t seed, std::int64_t batch, const BatchRows& rows,
                                            std::int64_t sequence) const;
 

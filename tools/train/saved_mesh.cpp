@@ -16,7 +16,7 @@ int size_of_dp(const TrainConfig& config, int ranks) {
 /// The most ranks with data of their own, below `data_ranks`, that the batch divides into: "2 ranks".
 std::string ranks_that_divide(const TrainConfig& config, std::int64_t data_ranks) {
   std::int64_t ranks = std::max<std::int64_t>(data_ranks - 1, 1);
-  while (ranks > 1 && config.batch % (ranks * config.plan.micro_batches) != 0) --ranks;
+  while (ranks > 1 && !nn::divides(config.plan, config.batch, ranks)) --ranks;
   return fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s");
 }
 
@@ -56,7 +56,7 @@ std::string take_ranks_there_are(TrainConfig& config, const ConfigTable& given, 
 
 std::int64_t local_batch(const TrainConfig& config, std::int64_t data_ranks) {
   const nn::TrainingPlan& plan = config.plan;
-  const bool divides = config.batch % (data_ranks * plan.micro_batches) == 0;
+  const bool divides = nn::divides(plan, config.batch, data_ranks);
   const bool can_split = plan.mesh.is_open() && config.model.kv_heads > 0 && config.model.kv_heads % data_ranks == 0;
   check(divides || config.resume.empty(),
         "batch = {} does not divide into {} ranks x {} micro-batches, and a resume keeps the batch; go on with {}{}",

@@ -8,7 +8,8 @@ namespace sherd {
 namespace {
 
 // Where every rank has whole gradients anyway, waiting takes no more.
-std::string accumulation_text(const nn::TrainingPlan& plan, int data_ranks) {
+std::string accumulation_text(const nn::TrainingPlan& asked, int data_ranks) {
+  const nn::TrainingPlan plan = nn::on_ranks(asked, data_ranks);
   const nn::UnitPolicy policy = nn::unit_policy(plan, {});
   if (plan.micro_batches == 1 || data_ranks == 1 || policy.optimizer == nn::ShardedOver::none) return "";
   if (policy.gradients != nn::ShardedOver::none)
@@ -36,6 +37,7 @@ std::string sharding_text(const nn::TrainingPlan& plan, int data_ranks) {
   if (plan.units != "block") text += fmt::format(", units {}", plan.units.text());
   if (plan.units == "coarse" && plan.reshard_after_forward.ranks())
     text += " (one, which does not reshard after forward)";
+  if (plan.numerics.layout_free()) memory += fmt::format(", layout_free over {} leaves", plan.leaves);
   return text + memory + accumulation_text(plan, data_ranks);
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "nn/checkpoint/save/async_saver.h"
 #include "runtime/comm/board/exposed.h"
@@ -42,6 +43,7 @@ struct TrainSummary {
   std::int64_t rollbacks = 0;                     ///< to an earlier save, in this run
   std::optional<nn::AsyncSaver::Counts> saves{};  ///< this rank's, if config.save_async asks for such
   std::optional<SurvivalCounts> survival{};       ///< of a run that may outlive replicas
+  std::string state_hash{};                       ///< rank 0's, of layout_free: ckpt::hash_state() of what was trained
   int stopped_by = 0;                             ///< the signal that ended the run before its last step; 0: none did
 };
 

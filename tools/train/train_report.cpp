@@ -8,6 +8,7 @@
 #include "nn/plan/apply.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/purpose.h"
+#include "runtime/op/rows/optimizer_attrs.h"
 #include "tools/train/explained_peak.h"
 
 namespace sherd {
@@ -37,26 +38,27 @@ bool has_formula(const Trainer& trainer, const TrainConfig& config) {
 CommCounts formula(Trainer& trainer, const TrainConfig& config) {
   CommCounts expected;
   if (trainer.group().size() == 1) return expected;
-  const auto after_forward = nn::unit_policy(config.plan, {}).reshard_after_forward;
+  const nn::TrainingPlan plan = nn::on_ranks(config.plan, trainer.mesh().num_data_ranks());
+  const auto after_forward = nn::unit_policy(plan, {}).reshard_after_forward;
   const bool reshards = !after_forward || !after_forward->is_off();
   const auto units = nn::units(trainer.model());
-  const std::int64_t reductions = config.plan.accumulate_shards ? config.plan.micro_batches : 1;
-  const std::int64_t made = byte_size(config.plan.param_dtype), summed = nn::waiting_gradient_bytes(config.plan);
-  const bool gathers_8_bits = !config.plan.gather.is_exact(), reduces_8_bits = !config.plan.reduce.is_exact();
+  const std::int64_t reductions = plan.accumulate_shards ? plan.micro_batches : 1;
+  const std::int64_t made = byte_size(plan.param_dtype), summed = nn::waiting_gradient_bytes(plan);
+  const bool gathers_8_bits = !plan.gather.is_exact(), reduces_8_bits = !plan.reduce.is_exact();
   CommCounts::Item& reduction = reduces_8_bits ? expected.all_to_all : expected.reduce_scatter;
   for (const nn::UnitHandle& unit : units) {
     std::int64_t elements = 0;
     for (const nn::Parameter* p : unit.parameters()) elements += p->numel();
     const bool is_root = unit == nn::unit_of(trainer.model());
-    const std::int64_t gathers = (!is_root && reshards ? 2 : 1) * config.plan.micro_batches;
+    const std::int64_t gathers = (!is_root && reshards ? 2 : 1) * plan.micro_batches;
     expected.all_gather.calls += gathers;
     expected.all_gather.bytes += gathers * (gathers_8_bits ? bytes_in_8_bits(unit.layout(), false) : elements * made);
     reduction.calls += reductions;
-    reduction.bytes +=
-        reductions * (reduces_8_bits ? bytes_in_8_bits(unit.layout(), true)
-                                     : elements * (reductions < config.plan.micro_batches ? summed : made));
+    reduction.bytes += reductions * (reduces_8_bits ? bytes_in_8_bits(unit.layout(), true)
+                                                    : elements * (reductions < plan.micro_batches ? summed : made));
   }
-  expected.all_reduce = {2, 8 + 4};  // the squared norm in f64, the loss in f32
+  // The squared norm in f64, or the words of its exact sum; the loss in f32.
+  expected.all_reduce = {2, (plan.numerics.layout_free() ? 8 * kExactWords : 8) + 4};
   return expected;
 }
 
@@ -125,6 +127,7 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
     text += fmt::format("; loss scale {}, {} steps skipped", *summary.loss_scale, summary.skipped_steps);
   else if (summary.skipped_steps > 0) text += fmt::format("; {} steps skipped", summary.skipped_steps);
   if (summary.rollbacks > 0) text += fmt::format("; went back to a save {} times", summary.rollbacks);
+  if (!summary.state_hash.empty()) text += fmt::format("; hash {}", summary.state_hash);
   text += fmt::format("; {:.1f} s\n", summary.seconds) + memory_table(trainer, summary);
   if (summary.peak) text += "memory of rank 0 at its peak\n" + print_picture(*summary.peak, 12);
   if (trainer.group().size() > 1) {

@@ -54,6 +54,7 @@ TrainStep::TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::in
 // All that a wrong value can show in: the model has no memory yet, and no file and no device is touched.
 void TrainStep::plan(std::int64_t data_vocabulary) {
   resolve(config_);
+  config_.plan = nn::on_ranks(config_.plan, mesh_.num_data_ranks());
   const TrainConfig::Optimizer& o = config_.optimizer;
   check(options_.metrics || o.clip == 0, "optimizer.clip = {} needs the gradient norm, which is one of the metrics",
         o.clip);
@@ -105,14 +106,15 @@ std::vector<Tensor> TrainStep::run(std::span<const Tensor> in) {
   Tensor loss = micro_batches(in, steps_in_backward());
   GradMode off(false);
   const double clip = config_.optimizer.clip, max_norm = clip > 0 ? clip : std::numeric_limits<double>::infinity();
+  const auto norm_sum = config_.plan.numerics.layout_free() ? nn::NormSum::layout_free : nn::NormSum::rounded;
   Tensor norm, scale;
   if (scaler_) {
     scale = add(scaler_->current_scale(), 0);
     norm = scaler_->unscale(*optimizer_, max_norm);
   } else if (options_.metrics && steps_in_backward()) {
-    norm = nn::grad_norm(model_->parameters());
+    norm = nn::grad_norm(model_->parameters(), 2, norm_sum);
   } else if (options_.metrics) {
-    norm = nn::clip_grad_norm(*optimizer_, max_norm);
+    norm = nn::clip_grad_norm(*optimizer_, max_norm, 2, norm_sum);
   }
   if (options_.agrees) {
     loss = loss_of_job(loss);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "nn/checkpoint/full/replicas.h"
+#include "nn/checkpoint/full/state_hash.h"
 #include "runtime/exec/context.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/step_trace.h"
@@ -233,6 +234,8 @@ TrainSummary Steps::make_all() {
   summary.stopped_by = signal;
   summary.steps = step;
   summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (run_.config.plan.numerics.layout_free())
+    summary.state_hash = ckpt::hash_state(run_.training_state(), *run_.group);
   return summary;
 }
 

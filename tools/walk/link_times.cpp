@@ -88,7 +88,7 @@ std::vector<UnitSize> unit_sizes(nn::LanguageModel& model) {
 }
 
 std::optional<LinkTimes> link_times(const TrainConfig& config, const std::vector<UnitSize>& units) {
-  const nn::TrainingPlan& plan = config.plan;
+  nn::TrainingPlan plan = config.plan;
   std::vector<DeviceMesh::Axis> axes{{"dp", 1}, {"replicate", 1}};
   for (const DeviceMesh::Axis& axis : plan.mesh.over(1)) {
     if (axis.name == "tp" && axis.size > 1) return std::nullopt;
@@ -97,6 +97,7 @@ std::optional<LinkTimes> link_times(const TrainConfig& config, const std::vector
   }
   if (!config.link.over(axes) || plan.offload.any() || !plan.gather.is_exact() || !plan.reduce.is_exact())
     return std::nullopt;
+  plan = nn::on_ranks(std::move(plan), axes[0].size * axes[1].size);
   const Setup setup = setup_of(config, axes);
   const auto micro_batches = static_cast<double>(plan.micro_batches);
   LinkTimes times{.forward = 1 / (3 * recompute_factor(config))};
