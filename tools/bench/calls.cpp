@@ -25,7 +25,7 @@ Benchmark gemm_benchmark(const HostProduct& p, const std::string& dtype, bool sm
   const double gigaflops = smoke ? 2e-9 * 32 * 16 * 16 : 2e-9 * p.m * p.n * p.k;
   return {.name = fmt::format("gemm.{}.{}", p.name, dtype),
           .summary = fmt::format("{} {}x{}x{}, one thread; limit: FMA peak", p.kind, p.m, p.n, p.k),
-          .unit = {"GF/s", Better::higher},
+          .unit = higher("GF/s"),
           .outcome = held({.ours = "gemm",
                            .request = fmt::format("{} {{{} {} {}|32 16 16}} {} {{15|1}}", p.kind, p.m, p.n, p.k, dtype),
                            .torch = "matmul.py",
@@ -40,8 +40,8 @@ Benchmark gemm_benchmark(const HostProduct& p, const std::string& dtype, bool sm
 Benchmark dispatch_benchmark(const std::string& kind, std::string summary, double most_ns) {
   return {.name = "dispatch." + kind,
           .summary = std::move(summary),
-          .unit = {"ns"},
-          .target = {Rule::value_at_most, most_ns},
+          .unit = lower("ns"),
+          .target = at_most(most_ns),
           .outcome = held({.ours = "dispatch", .request = kind + " {301|3}", .torch = "dispatch.py"}),
           .value = times(1e9)};
 }
@@ -49,8 +49,8 @@ Benchmark dispatch_benchmark(const std::string& kind, std::string summary, doubl
 Benchmark dtensor_benchmark(const std::string& request, std::string summary, double most_ns) {
   return {.name = "dtensor." + request.substr(0, request.find(' ')),
           .summary = std::move(summary),
-          .unit = {"ns", Better::lower, 0},
-          .target = {Rule::value_at_most, most_ns},
+          .unit = lower("ns", 0),
+          .target = at_most(most_ns),
           .outcome = held({.ours = "dtensor", .request = request, .torch = "dtensor.py"}),
           .value = times(1e9),
           .more = [](Figure& figure, const Outcome& outcome, BenchRun&) {
@@ -68,7 +68,7 @@ Benchmark shm_benchmark(const std::string& collective, const std::string& size, 
   const double scale = small ? 1e6 : 1e3, used = smoke ? 65536 : static_cast<double>(bytes);
   return {.name = fmt::format("shm.{}.{}", collective, size),
           .summary = fmt::format("f32 of {} between 2 processes; limit: hand-written shared memory", size),
-          .unit = small ? Unit{"us"} : Unit{"ms", Better::lower, 2},
+          .unit = small ? lower("us") : lower("ms", 2),
           .target = target,
           .outcome =
               [=](BenchRun& run) {
@@ -94,8 +94,8 @@ Benchmark shm_benchmark(const std::string& collective, const std::string& size, 
 Benchmark program_benchmark(std::string what, std::string summary, const std::string& request, double most_ms) {
   return {.name = "program." + what,
           .summary = std::move(summary),
-          .unit = {"ms", Better::lower, 2},
-          .target = {Rule::value_at_most, most_ms},
+          .unit = lower("ms", 2),
+          .target = at_most(most_ms),
           .outcome = held({.ours = "program --layers {32|2} --times " + what, .request = request}),
           .value = times(1e3),
           .detail = {{"nodes"}}};
@@ -112,21 +112,21 @@ std::vector<Benchmark> call_benchmarks(bool smoke) {
       dispatch_benchmark("recording", "1-element f32 add, recorded on the tape", 300),
       dtensor_benchmark("hit {101|3}", "overhead of a distributed add, mul or linear, cached plan", 500),
       dtensor_benchmark("miss {201|3}", "the same with a new plan for new sizes", 20'000),
-      shm_benchmark("all_gather", "64MB", 64 << 20, {Rule::limit_factor_at_most, 1.25}, smoke),
-      shm_benchmark("reduce_scatter", "64MB", 64 << 20, {Rule::limit_factor_at_most, 1.25}, smoke),
-      shm_benchmark("all_gather", "64KB", 64 << 10, {Rule::value_at_most, 10}, smoke),
+      shm_benchmark("all_gather", "64MB", 64 << 20, limit_factor_at_most(1.25), smoke),
+      shm_benchmark("reduce_scatter", "64MB", 64 << 20, limit_factor_at_most(1.25), smoke),
+      shm_benchmark("all_gather", "64KB", 64 << 10, at_most(10), smoke),
       // Beside 1: what the formula leaves out is small, and a product whose row does not count it shows.
       {.name = "program.flops",
        .summary = "operations of a captured step of mini, counted node by node, over those of the formula",
-       .unit = {"of the formula", Better::lower, 3},
+       .unit = lower("of the formula", 3),
        .outcome = held({.ours = "program --layers {4|2} --batch {12|2}", .request = "1", .rounds = 1}),
        .value = [](const Answers& side) { return side.median("/flops") / side.median("/formula_flops"); },
        .detail = {{"flops"}, {"formula_flops"}}},
       // A call finds that the recording fits, when nothing that the step reads has changed.
       {.name = "program.guards",
        .summary = "what a call of a captured step of 32 sharded blocks takes to find that nothing has changed",
-       .unit = {"us", Better::lower, 2},
-       .target = {Rule::value_at_most, 3},
+       .unit = lower("us", 2),
+       .target = at_most(3),
        .outcome = held({.ours = "guards --layers {32|2}", .request = "{101|3}"}),
        .value = times(1e6),
        .detail = {{"slots"}, {"looks"}, {"us_to_look_at_all", times(1e6, "/seconds_to_look_at_all")}}},

@@ -36,14 +36,8 @@ std::optional<bool> passes(const Figure& figure) {
 }
 
 std::string describe(const Target& target) {
-  switch (target.rule) {
-    case Rule::none: return "";
-    case Rule::value_at_most: return fmt::format("value <= {:g}", target.value);
-    case Rule::value_at_least: return fmt::format("value >= {:g}", target.value);
-    case Rule::ratio_at_least: return fmt::format("ratio >= {:g}", target.value);
-    case Rule::limit_factor_at_most: return fmt::format("value / limit <= {:g}", target.value);
-  }
-  return "";
+  constexpr const char* kForms[] = {"", "value <= {:g}", "value >= {:g}", "ratio >= {:g}", "value / limit <= {:g}"};
+  return fmt::format(fmt::runtime(kForms[static_cast<std::size_t>(target.rule)]), target.value);
 }
 
 std::string to_json(const Figure& figure) {

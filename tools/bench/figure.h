@@ -18,8 +18,10 @@ struct Unit {
   Better better = Better::lower;
   int digits = 1;  ///< after the point, in text
 };
+constexpr Unit lower(std::string_view name, int digits = 1) { return {name, Better::lower, digits}; }
+constexpr Unit higher(std::string_view name, int digits = 1) { return {name, Better::higher, digits}; }
 
-/// What a target is compared with.
+/// What a target is compared with; describe() has a text for each, in this order.
 enum class Rule : std::uint8_t {
   none,
   value_at_most,
@@ -31,6 +33,10 @@ struct Target {
   Rule rule = Rule::none;
   double value = 0;
 };
+constexpr Target at_most(double value) { return {Rule::value_at_most, value}; }
+constexpr Target at_least(double value) { return {Rule::value_at_least, value}; }
+constexpr Target ratio_at_least(double value) { return {Rule::ratio_at_least, value}; }
+constexpr Target limit_factor_at_most(double value) { return {Rule::limit_factor_at_most, value}; }
 
 /// The same figure of another program.
 struct Peer {

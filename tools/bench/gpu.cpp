@@ -40,8 +40,8 @@ Benchmark op_benchmark(const GpuOp& o) {
   const bool is_bound = o.bytes > 0;
   Benchmark row{.name = fmt::format("gpu.{}", o.name),
                 .summary = fmt::format("{}{}", o.summary, is_bound ? "; limit: a copy of the bytes" : ""),
-                .unit = {"us"},
-                .target = is_bound ? Target{Rule::limit_factor_at_most, 1 / 0.85} : Target{},
+                .unit = lower("us"),
+                .target = is_bound ? limit_factor_at_most(1 / 0.85) : Target{},
                 .outcome = called(fmt::format("{} {{50|2}}", o.name),
                                   is_bound ? fmt::format("copy {{{:.0f} 50|4096 2}}", o.bytes) : ""),
                 .value = times(1e6),
@@ -70,8 +70,8 @@ Benchmark product_benchmark(const Product& p, bool smoke) {
   const std::string request = fmt::format("matmul {} {{{} {} {} 30|32 16 16 2}}", p.kind, p.m, p.n, p.k);
   return {.name = fmt::format("gpu.gemm.{}", p.name),
           .summary = fmt::format("bf16 {} {}x{}x{}; limit: cuBLASLt's best of 16 algorithms", p.kind, p.m, p.n, p.k),
-          .unit = {"us"},
-          .target = {Rule::limit_factor_at_most, 1 / 0.97},
+          .unit = lower("us"),
+          .target = limit_factor_at_most(1 / 0.97),
           .outcome = called(request, request),
           .value = times(1e6),
           .limit = times(1e6),
@@ -140,8 +140,8 @@ Benchmark step_benchmark(const Steps& s, bool smoke) {
               "training step of {}, {}, all bf16 but f32 masters and reductions on both sides; peer: torch, {}",
               s.model.name, s.ours == How::captured ? "captured" : "eager",
               s.peer == How::captured ? s.model.compile_mode : "eager"),
-          .unit = {"tokens/s", Better::higher, 0},
-          .target = s.ratio > 0 ? Target{Rule::ratio_at_least, s.ratio} : Target{},
+          .unit = higher("tokens/s", 0),
+          .target = s.ratio > 0 ? ratio_at_least(s.ratio) : Target{},
           .outcome = [s](BenchRun& run) { return step_outcome(s, run); },
           .value = rate(static_cast<double>(model.tokens_per_step())),
           .detail = {{"step_ms", times(1e3)},
@@ -162,7 +162,7 @@ std::vector<Benchmark> gpu_benchmarks(bool smoke) {
   const double bytes = smoke ? 4096 : 2e9;
   std::vector<Benchmark> rows{{.name = "gpu.copy",
                                .summary = "copy within the device, 1 GB, read and written",
-                               .unit = {"TB/s", Better::higher, 2},
+                               .unit = higher("TB/s", 2),
                                .outcome =
                                    [](BenchRun& run) {
                                      const Contest contest{.ours = limit_of(run.sized("copy {2000000000 20|4096 2}")),

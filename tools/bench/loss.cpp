@@ -27,10 +27,10 @@ constexpr double kMillion = 1e6;
 constexpr int kF16Steps = 300, kF16LastSteps = 20;
 // Steps of llama1b take PyTorch some 3 s in f32.
 const LossCase kCases[] = {
-    {"loss.mini.f32", "mini", "f32", "cpu", 100, {Rule::value_at_most, 100}},
-    {"loss.llama.f32", "tiny_llama", "f32", "cpu", 100, {Rule::value_at_most, 100}},
-    {"gpu.loss.gpt124m", "gpt124m", "bf16", "cuda", 100, {Rule::limit_factor_at_most, 2}},
-    {"gpu.loss.llama1b", "llama1b", "bf16", "cuda", 50, {Rule::limit_factor_at_most, 2}},
+    {"loss.mini.f32", "mini", "f32", "cpu", 100, at_most(100)},
+    {"loss.llama.f32", "tiny_llama", "f32", "cpu", 100, at_most(100)},
+    {"gpu.loss.gpt124m", "gpt124m", "bf16", "cuda", 100, limit_factor_at_most(2)},
+    {"gpu.loss.llama1b", "llama1b", "bf16", "cuda", 50, limit_factor_at_most(2)},
 };
 
 // Where both sides find the start; a large model's has gigabytes.
@@ -140,7 +140,7 @@ std::vector<Benchmark> loss_benchmarks(bool) {
                     .summary = fmt::format(
                         "{} steps of {} in {}: mean distance of the losses from PyTorch's{}", c.steps, c.model, c.dtype,
                         c.target.rule == Rule::limit_factor_at_most ? "; limit: its bf16 from its f32" : ""),
-                    .unit = {"ppm"},
+                    .unit = lower("ppm"),
                     .target = c.target,
                     .more = [&c](Figure& figure, const Outcome&, BenchRun& run) { measure(figure, c, run); }});
   rows.push_back(
@@ -148,8 +148,8 @@ std::vector<Benchmark> loss_benchmarks(bool) {
        .summary = fmt::format("{} steps of mini in f16 with a loss scale: distance of the mean of the last {} "
                               "losses from that in bf16",
                               kF16Steps, kF16LastSteps),
-       .unit = {"nats", Better::lower, 4},
-       .target = {Rule::value_at_most, 0.02},
+       .unit = lower("nats", 4),
+       .target = at_most(0.02),
        .more = measure_f16});
   return rows;
 }

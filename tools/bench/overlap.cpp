@@ -64,7 +64,7 @@ Benchmark overlap_benchmark(const std::string& name, bool captured, bool prefetc
           .summary =
               "exposed share of transfers, 16 blocks on 2 ranks, a link that takes half of the compute time; "
               "limit: floor",
-          .unit = {"% exposed", Better::lower, 1},
+          .unit = lower("% exposed", 1),
           .target = target,
           .more = [=](Figure& figure, const Outcome&, BenchRun& run) {
             const auto [outcome, pace] = at_half_of_compute(run, captured, prefetch);
@@ -143,19 +143,19 @@ void fill_hsdp_share(Figure& figure, const Outcome&, BenchRun& run) {
 
 std::vector<Benchmark> overlap_benchmarks(bool smoke) {
   const auto tokens = static_cast<double>(kAll * sized_model(kModel, smoke).tokens_per_step());
-  return {overlap_benchmark("prefetch_on", true, true, smoke, {Rule::value_at_most, 100 * 2.0 / 47 + 3}),
+  return {overlap_benchmark("prefetch_on", true, true, smoke, at_most(100 * 2.0 / 47 + 3)),
           overlap_benchmark("prefetch_off", true, false, smoke, {}),
           overlap_benchmark("eager", false, true, smoke, {}),
           {.name = "hsdp.overlap",
            .summary = "hybrid_shard on 2 x 2 ranks, the outer link 10 times slower, beside full_shard over all four; "
                       "limit: the links' speed-up",
-           .unit = {"tokens/s", Better::higher, 0},
-           .target = {Rule::ratio_at_least, 2},
+           .unit = higher("tokens/s", 0),
+           .target = ratio_at_least(2),
            .more = [tokens](Figure& figure, const Outcome&, BenchRun& run) { fill_hsdp(figure, run, tokens); }},
           {.name = "hsdp.overlap.share",
            .summary = "its speed-up as a share of what the link formula gives",
-           .unit = {"of the links' speed-up", Better::higher, 3},
-           .target = {Rule::value_at_least, 0.9},
+           .unit = higher("of the links' speed-up", 3),
+           .target = at_least(0.9),
            .more = fill_hsdp_share}};
 }
 

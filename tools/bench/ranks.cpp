@@ -41,8 +41,8 @@ Benchmark strategy_benchmark(const StrategyCase& c, double tokens) {
   return {.name = c.name,
           .summary = fmt::format("{} in {} on 2 ranks of one thread beside {}, 8 sequences per rank", c.strategy,
                                  c.dtype, is_ours ? "our no_shard" : c.peer + " over gloo"),
-          .unit = {"tokens/s", Better::higher, 0},
-          .target = {Rule::ratio_at_least, c.least},
+          .unit = higher("tokens/s", 0),
+          .target = ratio_at_least(c.least),
           .outcome = held(row),
           .value = rate(2 * tokens),
           .detail = {{"step_ms", times(1e3)}, {"loss"}, {"state_megabytes", state_megabytes}},
@@ -57,8 +57,8 @@ Benchmark tensor_parallel_benchmark(double tokens) {
   return {
       .name = "tp.bigger.r2",
       .summary = "tensor parallel on 2 ranks of one thread beside one process of two threads",
-      .unit = {"tokens/s", Better::higher, 0},
-      .target = {Rule::ratio_at_least, 0.93},
+      .unit = higher("tokens/s", 0),
+      .target = ratio_at_least(0.93),
       .outcome = held({.ours = "step --model {bigger|tiny} --tensor_parallel true",
                        .request = "2",
                        .ranks = 2,
@@ -91,7 +91,7 @@ Benchmark state_benchmark(int ranks, bool peak, Target target, const BenchModel&
       .summary =
           peak ? "peak of parameters, gradients and optimizer state per rank beside DDP's; limit: fully_shard's rule"
                : "parameters and optimizer state per rank beside DDP's",
-      .unit = {"MB"},
+      .unit = lower("MB"),
       .target = target,
       .outcome = held(fmt::format("state {}", ranks), {.ours = "step --model {bigger|tiny} --batch 1 --tokens 1",
                                                        .request = "2",
@@ -127,10 +127,10 @@ std::vector<Benchmark> ranks_benchmarks(bool smoke) {
                                 {"ddp.bigger.bf16.r2", "no_shard", "bf16", "ddp", 1.5}})
     rows.push_back(strategy_benchmark(c, tokens));
   rows.push_back(tensor_parallel_benchmark(tokens));
-  rows.push_back(state_benchmark(1, true, {Rule::limit_factor_at_most, 1.0}, model));
-  rows.push_back(state_benchmark(2, true, {Rule::ratio_at_least, 1 / 0.65}, model));
-  rows.push_back(state_benchmark(2, false, {Rule::ratio_at_least, 1 / 0.50}, model));
-  rows.push_back(state_benchmark(4, true, {Rule::limit_factor_at_most, 1.0}, model));
+  rows.push_back(state_benchmark(1, true, limit_factor_at_most(1.0), model));
+  rows.push_back(state_benchmark(2, true, ratio_at_least(1 / 0.65), model));
+  rows.push_back(state_benchmark(2, false, ratio_at_least(1 / 0.50), model));
+  rows.push_back(state_benchmark(4, true, limit_factor_at_most(1.0), model));
   return rows;
 }
 

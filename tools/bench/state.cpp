@@ -28,7 +28,7 @@ std::function<Outcome(BenchRun&)> saved(const std::string& request, const std::s
 Benchmark disk_benchmark(const std::string& request, std::string summary, Target target, const char* limit) {
   return {.name = "save." + request,
           .summary = std::move(summary),
-          .unit = {"ms", Better::lower, 0},
+          .unit = lower("ms", 0),
           .target = target,
           .outcome = held({.ours = kSave,
                            .request = request,
@@ -48,22 +48,22 @@ std::vector<Benchmark> async_benchmarks(bool smoke) {
       // What the rank's thread waits when a step changes all of the state at once, which is the worst of cases.
       {.name = "save.async.stall",
        .summary = "until a step may change all of a state that is being saved, beside a save that is waited for",
-       .unit = {"ms", Better::lower, 0},
+       .unit = lower("ms", 0),
        .outcome = async,
        .value = times(1e3),
        .detail = {{"start_seconds"}, {"copy_seconds"}, {"copied_bytes"}, {"all_seconds"}}},
       // The part of the stall that is no copy.
       {.name = "save.async.start",
        .summary = "what the rank's thread waits beside the copies, over a save that is waited for",
-       .unit = {"x", Better::lower, 3},
-       .target = {Rule::value_at_most, 0.02},
+       .unit = lower("x", 3),
+       .target = at_most(0.02),
        .outcome = async,
        .more = [](Figure& figure, const Outcome& outcome,
                   BenchRun&) { figure.value = outcome.ours.median("/start_seconds") / outcome.peers.at(0).median(); }},
       {.name = "save.async.copy",
        .summary = "speed of the copies of what changes, while the disk is busy, over that of one thread that copies",
-       .unit = {"x", Better::higher, 2},
-       .target = {Rule::value_at_least, 0.7},
+       .unit = higher("x", 2),
+       .target = at_least(0.7),
        .outcome = saved("async", "copy", "one thread that copies"),
        .more =
            [all_bytes](Figure& figure, const Outcome& outcome, BenchRun&) {
@@ -76,8 +76,8 @@ std::vector<Benchmark> async_benchmarks(bool smoke) {
       // Steps that change all of the state, and so copy all that is not written yet.
       {.name = "save.async.beside",
        .summary = "what steps beside a save take more than alone, all together, over a save that is waited for",
-       .unit = {"x", Better::lower, 2},
-       .target = {Rule::value_at_most, 0.5},
+       .unit = lower("x", 2),
+       .target = at_most(0.5),
        .outcome = saved("beside", "sync", "sherd, waited for"),
        .detail = {{"extra_seconds", times(1, "/extra_seconds")}, {"step_seconds", times(1, "/alone_seconds")}},
        .more = [](Figure& figure, const Outcome& outcome, BenchRun&) {
@@ -116,7 +116,7 @@ Benchmark ghost_benchmark(const std::string& what, std::string summary, Unit uni
   return {.name = "ghost.llama8b." + what,
           .summary = std::move(summary),
           .unit = unit,
-          .target = {Rule::value_at_most, most},
+          .target = at_most(most),
           .outcome = held("ghost", {.ours = "ghost --model llama8b --mesh dp=64,tp=8 --steps {10|2} --layers {0|2}",
                                     .request = "0 127 511",
                                     .rounds = 1}),
@@ -132,19 +132,19 @@ Benchmark ghost_benchmark(const std::string& what, std::string summary, Unit uni
 
 std::vector<Benchmark> state_benchmarks(bool smoke) {
   std::vector<Benchmark> rows = {
-      ghost_benchmark("first", "one of 512 ranks of an 8 B Llama as a ghost: building it, and its first step", {"ms"},
-                      1000, times(1e3, "/first_seconds")),
-      ghost_benchmark("step", "a further step of such a rank", {"ms"}, 100, times(1e3)),
-      ghost_benchmark("rss", "growth of resident memory by three such ranks, one after the other", {"MB"}, 50,
+      ghost_benchmark("first", "one of 512 ranks of an 8 B Llama as a ghost: building it, and its first step",
+                      lower("ms"), 1000, times(1e3, "/first_seconds")),
+      ghost_benchmark("step", "a further step of such a rank", lower("ms"), 100, times(1e3)),
+      ghost_benchmark("rss", "growth of resident memory by three such ranks, one after the other", lower("MB"), 50,
                       times(1e-6, "/growth_bytes")),
       offload_benchmark("fast.hidden", "transfers of optimizer state hidden, file at twice the needed rate", "2", false,
-                        {"%", Better::higher}, {Rule::value_at_least, 80}, hidden_share),
+                        higher("%"), at_least(80), hidden_share),
       offload_benchmark("slow.step", "step beside its transfers alone, file at half of the needed rate", "0.5", false,
-                        {"x", Better::lower, 2}, {Rule::value_at_most, 1.1}, of_transfers),
+                        lower("x", 2), at_most(1.1), of_transfers),
       offload_benchmark("clipped.hidden", "transfers hidden where gradients are clipped, file at twice the needed rate",
-                        "2", true, {"%", Better::higher}, {}, hidden_share),
-      disk_benchmark("sync", "a save of 1 GiB; limit: the same bytes written and summed",
-                     {Rule::limit_factor_at_most, 1 / 0.9}, "plain"),
+                        "2", true, higher("%"), {}, hidden_share),
+      disk_benchmark("sync", "a save of 1 GiB; limit: the same bytes written and summed", limit_factor_at_most(1 / 0.9),
+                     "plain"),
       disk_benchmark("load", "1 GiB loaded from the system's cache, each block checked", {}, "")};
   std::ranges::move(async_benchmarks(smoke), std::back_inserter(rows));
   return rows;

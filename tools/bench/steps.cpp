@@ -54,7 +54,7 @@ Benchmark step_benchmark(const StepCase& c, bool smoke, double times_peer) {
   return {.name = fmt::format("step.{}.{}.t{}{}", c.model, c.dtype, c.threads, c.captured ? "" : ".eager"),
           .summary = fmt::format("training step of {}, {} thread{}{}", c.model, c.threads, c.threads > 1 ? "s" : "",
                                  c.captured ? "" : ", nothing captured or compiled"),
-          .unit = {"ms"},
+          .unit = lower("ms"),
           .target = {times_peer > 0 ? Rule::ratio_at_least : Rule::none, times_peer},
           .outcome = outcome_of(c),
           .value = times(1e3),
@@ -67,8 +67,8 @@ Benchmark flops_benchmark(const StepCase& c, bool smoke, double share) {
   const double flops = sized_model(c.model, smoke).step_flops();
   return {.name = fmt::format("flops.{}.{}.t{}", c.model, c.dtype, c.threads),
           .summary = "share of the cores' measured multiply-add peak in a whole step",
-          .unit = {"of the FMA peak", Better::higher, 3},
-          .target = {Rule::value_at_least, share},
+          .unit = higher("of the FMA peak", 3),
+          .target = at_least(share),
           .outcome = outcome_of(c),
           .more = [flops](Figure& figure, const Outcome& outcome, BenchRun&) {
             check(outcome.limit->ok(), "{}", outcome.limit->error);
@@ -85,8 +85,8 @@ Benchmark flops_benchmark(const StepCase& c, bool smoke, double share) {
 Benchmark memory_growth_benchmark(const StepCase& c, double times_peer) {
   return {.name = "rss." + c.model,
           .summary = "growth of resident memory by training, one thread",
-          .unit = {"MB", Better::lower, 0},
-          .target = {Rule::ratio_at_least, times_peer},
+          .unit = lower("MB", 0),
+          .target = ratio_at_least(times_peer),
           .outcome = held({.ours = c.words(),
                            .request = "2",
                            .torch = fmt::format("step.py {{{}|tiny}}", c.model),
@@ -115,15 +115,15 @@ std::vector<Benchmark> recompute_benchmarks(const RecomputeCase& c) {
       fmt::format(", recompute {}, beside none{}", c.policy, c.captured ? "" : ", nothing captured");
   return {{.name = name + eager,
            .summary = "training step of bigger with 8 blocks" + beside,
-           .unit = {"ms"},
-           .target = {Rule::ratio_at_least, 1 / c.most_time},
+           .unit = lower("ms"),
+           .target = ratio_at_least(1 / c.most_time),
            .outcome = outcome,
            .value = times(1e3),
            .detail = {{"loss"}}},
           {.name = name + ".activations" + eager,
            .summary = "its peak of activations" + beside,
-           .unit = {"MB"},
-           .target = {Rule::ratio_at_least, 1 / c.most_bytes},
+           .unit = lower("MB"),
+           .target = ratio_at_least(1 / c.most_bytes),
            .outcome = outcome,
            .value = times(1e-6, "/peak_bytes/activations")}};
 }
@@ -133,8 +133,8 @@ Benchmark binding_benchmark(std::string_view name, std::string_view how, const s
                             bool on_two_cpus) {
   return {.name = fmt::format("binding.{}", name),
           .summary = fmt::format("training step of mini, 2 threads, {}, beside the same without", how),
-          .unit = {"ms"},
-          .target = {Rule::ratio_at_least, 0.97},
+          .unit = lower("ms"),
+          .target = ratio_at_least(0.97),
           .outcome =
               [=](BenchRun& run) {
                 const std::string words = "step --model {mini|tiny} --threads 2";

@@ -40,7 +40,7 @@ Benchmark units_benchmark(const UnitsCase& c, bool optimizer) {
               "{}, {}, eager",
               optimizer ? "AdamW over 128 small parameters" : "32 units of two 16x16 linears, forward and backward",
               c.sharded ? c.on_ranks() : "not sharded"),
-          .unit = {"ms", Better::lower, 3},
+          .unit = lower("ms", 3),
           .outcome = c.outcome(optimizer),
           .value = times(1e3)};
 }
@@ -50,8 +50,8 @@ Benchmark overhead_benchmark(const UnitsCase& c, const UnitsCase& of_plain, doub
   return {.name = fmt::format("units.{}.overhead", c.name),
           .summary = fmt::format("what {} adds to each unit: (units.{} - units.{}) / {}", c.on_ranks(), c.name,
                                  of_plain.name, kNumUnits),
-          .unit = {"us", Better::lower, 2},
-          .target = {Rule::value_at_most, most_us},
+          .unit = lower("us", 2),
+          .target = at_most(most_us),
           .outcome = c.outcome(false),
           .more = [of_plain](Figure& figure, const Outcome& with, BenchRun& run) {
             const Outcome without = of_plain.outcome(false)(run);
@@ -82,8 +82,8 @@ Benchmark many_benchmark(const std::string& name, std::string_view what, const s
   return {.name = "units." + name + ".many",
           .summary = fmt::format("{}, per unit: of 3,300 units over that of 33{}", what,
                                  beside_plain ? ", beside a model that is not sharded" : ""),
-          .unit = {"of few", Better::lower, 2},
-          .target = {Rule::value_at_most, 1.5},
+          .unit = lower("of few", 2),
+          .target = at_most(1.5),
           .more = [=](Figure& figure, const Outcome&, BenchRun& run) {
             if (run.is_against())
               return add_note(figure, "compares sides of one program: measure it without --against");
