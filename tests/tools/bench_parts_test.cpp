@@ -230,8 +230,6 @@ TEST(BenchContest, Median) {
 }
 
 TEST(BenchModels, CountsAreThoseOfTheModel) {
-  for (const auto* name : {"tiny", "mini", "bigger", "tiny_llama", "gpt124m", "llama1b"})
-    EXPECT_EQ(bench_model(name).num_parameters(), make_bench_model(bench_model(name))->num_parameters()) << name;
   // 6 blocks of 12 D^2 + 13 D, two embeddings, one norm; 2048 tokens x (6 N + 6 x 6 x 256 x 384).
   const double n = 6 * (12.0 * 384 * 384 + 13 * 384) + 512 * 384 + 768;
   EXPECT_DOUBLE_EQ(bench_model("bigger").step_flops(), 2048 * (6 * n + 36.0 * 256 * 384));

@@ -51,16 +51,22 @@ std::vector<Benchmark> matching(const std::vector<std::string>& prefixes, bool s
   return chosen;
 }
 
+void read(Figure& figure, const std::string& prefix, const std::vector<Benchmark::Reading>& detail,
+          const Answers& side) {
+  for (const auto& [key, value] : detail)
+    if (value) figure.detail[prefix + key] = value(side);
+    else figure.detail[prefix + key] = side.answers.back().at(key);
+}
+
 Figure measured(const Benchmark& row, BenchRun& run) {
   const bool is_judged = !run.smoke() && !run.is_against();
   Figure figure{.name = row.name, .unit = row.unit, .target = is_judged ? row.target : Target{}};
   try {
     const Outcome outcome = row.outcome ? row.outcome(run) : Outcome();
     if (row.value) fill(figure, outcome, row.value, row.limit);
-    for (const Benchmark::Reading& of : row.detail) {
-      if (of.value) figure.detail[of.key] = of.value(outcome.ours);
-      else figure.detail[of.key] = outcome.ours.answers.back().at(of.key);
-    }
+    read(figure, "", row.detail, outcome.ours);
+    for (const Answers& peer : outcome.peers)
+      if (peer.ok()) read(figure, "peer_", row.peer_detail, peer);
     if (row.more) row.more(figure, outcome, run);
   } catch (const std::exception& error) {
     figure.value.reset();

@@ -2,12 +2,15 @@
 // What `sherd bench` is made of. A family of figures is one file of rows: names and targets, who is asked what, and
 // what is read out of the answers. Our side of every comparison runs in a process of its own (child.h); the other sides
 // are the programs in peers/ and the machine's limits.
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "tools/bench/contest.h"
 #include "tools/bench/figure.h"
@@ -91,16 +94,28 @@ class BenchRun {
 struct Benchmark {
   /// An entry of its detail; without a value the last answer's own `key`.
   struct Reading {
+    Reading(std::string of_key, Number of_value = {}) : key(std::move(of_key)), value(std::move(of_value)) {}
+    Reading(const char* of_key) : Reading(std::string(of_key)) {}  // NOLINT: .detail = {"loss"}
     std::string key;
-    Number value{};
+    Number value;
+  };
+  /// A matrix product that is timed.
+  struct Product {
+    const char* name;
+    const char* kind;  ///< N stored as used, T stored transposed, for A and B
+    int m, n, k;
+    /// "NT {2048 384 384|32 16 16}": for a request.
+    std::string sizes() const { return fmt::format("{} {{{} {} {}|32 16 16}}", kind, m, n, k); }
+    double flops(bool smoke) const { return smoke ? 2.0 * 32 * 16 * 16 : 2.0 * m * n * k; }
   };
   std::string name, summary;
   Unit unit;
   Target target{};
   /// Asks the sides. What it throws becomes the note of a figure that could not be measured.
   std::function<Outcome(BenchRun& run)> outcome{};
-  Number value{}, limit{};        ///< of each side that is ours or a peer; of the side that is the limit
-  std::vector<Reading> detail{};  ///< of our side
+  Number value{}, limit{};             ///< of each side that is ours or a peer; of the side that is the limit
+  std::vector<Reading> detail{};       ///< of our side
+  std::vector<Reading> peer_detail{};  ///< of the last peer that has answered, as "peer_KEY"
   /// What the fields above do not say, once they have been filled.
   std::function<void(Figure& figure, const Outcome& outcome, BenchRun& run)> more{};
 };
@@ -125,7 +140,7 @@ std::string program_of_build(const std::string& path);
 /// The Python of `tools/setup --python`, which may not be there: of SHERD_VENV, or build/venv of the source tree.
 std::string python_of_venv();
 /// tools/bench/NAME of the source tree above this program or above the working directory; Error if there is none.
-std::string source_file(std::string_view name);
+std::filesystem::path source_file(std::string_view name);
 /// A program that was built into this one's folder as a contestant, whose error names it if it was not built.
 Contestant contestant_beside(std::string_view name, std::string request, const std::vector<std::string>& before = {});
 

@@ -20,7 +20,7 @@ Contestant find_torch(const std::string& python) {
   try {
     check(python != python_of_venv() || std::filesystem::exists(python),
           "there is no {}; tools/setup --python makes that environment, --python names another", python);
-    const Side side(SideCommand{{python, source_file("peers/settings.py")}, {}});
+    const Side side(SideCommand{{python, source_file("peers/settings.py").string()}, {}});
     const nlohmann::json& found = side.greeting();
     torch.settings = found.at("settings").get<std::string>();
     for (const auto& [name, value] : found.at("environment").items())
@@ -86,12 +86,12 @@ std::string python_of_venv() {
   const char* named = std::getenv("SHERD_VENV");
   std::filesystem::path folder = named ? named : "build/venv";
   try {
-    if (!named) folder = std::filesystem::path(source_file("peers")).parent_path() / "../../build/venv";
+    if (!named) folder = source_file("peers").parent_path() / "../../build/venv";
   } catch (const Error&) {}  // outside of a source tree
   return (folder / "bin/python").lexically_normal();
 }
 
-std::string source_file(std::string_view name) {
+std::filesystem::path source_file(std::string_view name) {
   const std::filesystem::path starts[] = {sibling_program("").parent_path(), std::filesystem::current_path()};
   for (const auto& start : starts)
     for (std::filesystem::path at = start; at != at.root_path(); at = at.parent_path())
@@ -160,7 +160,7 @@ std::vector<Contestant> BenchRun::torch_contestants(std::string_view script, con
   std::vector<Contestant> result = torches();
   for (Contestant& torch : result) {
     torch.request = request;
-    if (torch.error.empty()) torch.command.words.push_back(source_file(fmt::format("peers/{}", script)));
+    if (torch.error.empty()) torch.command.words.push_back(source_file(fmt::format("peers/{}", script)).string());
     torch.command.words.insert(torch.command.words.end(), words.begin(), words.end());
     torch.command.environment.push_back(fmt::format("OMP_NUM_THREADS={}", threads));
   }
@@ -171,7 +171,7 @@ std::vector<Contestant> BenchRun::gpu_torch_contestants(std::string_view script,
                                                         const std::string& request) const {
   std::vector<Contestant> result;
   for (const std::string& python : options_.pythons) {
-    Contestant contestant{{{python, source_file(fmt::format("peers/{}", script))}, {}}, request};
+    Contestant contestant{{{python, source_file(fmt::format("peers/{}", script)).string()}, {}}, request};
     contestant.command.words.insert(contestant.command.words.end(), words.begin(), words.end());
     result.push_back(std::move(contestant));
   }

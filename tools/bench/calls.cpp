@@ -10,30 +10,24 @@ namespace sherd::bench {
 
 namespace {
 
-struct HostProduct {
-  const char* name;
-  const char* kind;  ///< N stored as used, T stored transposed, for A and B
-  int m, n, k;
-};
 // Rows are tokens (8 x 256), width 384: y = x W^T, dx = dy W, dW = dy^T x.
-constexpr HostProduct kHostProducts[] = {
+constexpr Benchmark::Product kProducts[] = {
     {"projection", "NT", 2048, 384, 384}, {"up", "NT", 2048, 1536, 384},        {"down", "NT", 2048, 384, 1536},
     {"head", "NT", 2048, 256, 384},       {"up_grad_x", "NN", 2048, 384, 1536}, {"up_grad_w", "TN", 1536, 384, 2048},
 };
 
-Benchmark gemm_benchmark(const HostProduct& p, const std::string& dtype, bool smoke) {
-  const double gigaflops = smoke ? 2e-9 * 32 * 16 * 16 : 2e-9 * p.m * p.n * p.k;
+Benchmark gemm_benchmark(const Benchmark::Product& p, const std::string& dtype, bool smoke) {
   return {.name = fmt::format("gemm.{}.{}", p.name, dtype),
           .summary = fmt::format("{} {}x{}x{}, one thread; limit: FMA peak", p.kind, p.m, p.n, p.k),
           .unit = higher("GF/s"),
           .outcome = held({.ours = "gemm",
-                           .request = fmt::format("{} {{{} {} {}|32 16 16}} {} {{15|1}}", p.kind, p.m, p.n, p.k, dtype),
+                           .request = fmt::format("{} {} {{15|1}}", p.sizes(), dtype),
                            .torch = "matmul.py",
                            .others = {{"", "gemm --engine onednn", ""}},
                            .limit = "fma",
                            .limit_request = dtype + " 1",
                            .rounds = 5}),
-          .value = rate(gigaflops),
+          .value = rate(p.flops(smoke) / 1e9),
           .limit = rate(1)};
 }
 
@@ -98,7 +92,7 @@ Benchmark program_benchmark(std::string what, std::string summary, const std::st
           .target = at_most(most_ms),
           .outcome = held({.ours = "program --layers {32|2} --times " + what, .request = request}),
           .value = times(1e3),
-          .detail = {{"nodes"}}};
+          .detail = {"nodes"}};
 }
 
 }  // namespace
@@ -106,7 +100,7 @@ Benchmark program_benchmark(std::string what, std::string summary, const std::st
 std::vector<Benchmark> call_benchmarks(bool smoke) {
   std::vector<Benchmark> rows;
   for (const char* dtype : {"f32", "bf16"})
-    for (const HostProduct& product : kHostProducts) rows.push_back(gemm_benchmark(product, dtype, smoke));
+    for (const Benchmark::Product& product : kProducts) rows.push_back(gemm_benchmark(product, dtype, smoke));
   std::vector<Benchmark> others = {
       dispatch_benchmark("plain", "1-element f32 add, recording off", 150),
       dispatch_benchmark("recording", "1-element f32 add, recorded on the tape", 300),
@@ -121,7 +115,7 @@ std::vector<Benchmark> call_benchmarks(bool smoke) {
        .unit = lower("of the formula", 3),
        .outcome = held({.ours = "program --layers {4|2} --batch {12|2}", .request = "1", .rounds = 1}),
        .value = [](const Answers& side) { return side.median("/flops") / side.median("/formula_flops"); },
-       .detail = {{"flops"}, {"formula_flops"}}},
+       .detail = {"flops", "formula_flops"}},
       // A call finds that the recording fits, when nothing that the step reads has changed.
       {.name = "program.guards",
        .summary = "what a call of a captured step of 32 sharded blocks takes to find that nothing has changed",
@@ -129,7 +123,7 @@ std::vector<Benchmark> call_benchmarks(bool smoke) {
        .target = at_most(3),
        .outcome = held({.ours = "guards --layers {32|2}", .request = "{101|3}"}),
        .value = times(1e6),
-       .detail = {{"slots"}, {"looks"}, {"us_to_look_at_all", times(1e6, "/seconds_to_look_at_all")}}},
+       .detail = {"slots", "looks", {"us_to_look_at_all", times(1e6, "/seconds_to_look_at_all")}}},
       program_benchmark("verify", "verify() and the meaning of a training step of 32 blocks, about 1,300 nodes",
                         "{101|3}", 10),
       program_benchmark("passes", "all passes of compile() over that step, each verified and compared in meaning",

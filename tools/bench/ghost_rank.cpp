@@ -23,7 +23,7 @@ int ranks_of_mesh(const std::string& mesh) { return static_cast<int>(nn::MeshAxe
 GhostRank::GhostRank(const BenchModel& model, const std::string& mesh, int rank)
     : scope_(fmt::format("rank {}", rank), {.ghost = true}),
       step_(ghost_step(model, mesh, rank)),
-      tokens_(Tensor::empty({model.batch, model.tokens}, DType::i32)) {}
+      tokens_(Tensor::empty({model.batch, model.sequence}, DType::i32)) {}
 
 void GhostRank::step() {
   step_.set_step(next_++);

@@ -46,18 +46,14 @@ Benchmark op_benchmark(const GpuOp& o) {
                                   is_bound ? fmt::format("copy {{{:.0f} 50|4096 2}}", o.bytes) : ""),
                 .value = times(1e6),
                 .limit = times(1e6),
-                .detail = {{"how"}}};
+                .detail = {"how"}};
   if (is_bound) row.detail.push_back({"terabytes_per_second", rate(o.bytes / 1e12)});
   if (o.flops > 0) row.detail.push_back({"teraflops", rate(o.flops / 1e12)});
   return row;
 }
 
-struct Product {
-  const char *name, *kind;
-  int m, n, k;
-};
 // Products of the 1.2 B Llama, one packed product for q, k, v and one for gate and up; forward, dx, dW.
-constexpr Product kProducts[] = {
+constexpr Benchmark::Product kProducts[] = {
     {"qkv", "NT", 16384, 3072, 2048},       {"out", "NT", 16384, 2048, 2048},
     {"up", "NT", 16384, 8192, 2048},        {"down", "NT", 16384, 2048, 8192},
     {"head", "NT", 4096, 128256, 2048},     {"up_grad_x", "NN", 16384, 2048, 8192},
@@ -65,9 +61,8 @@ constexpr Product kProducts[] = {
     {"square", "NN", 8192, 8192, 8192},
 };
 
-Benchmark product_benchmark(const Product& p, bool smoke) {
-  const double teraflops = smoke ? 2e-12 * 32 * 16 * 16 : 2e-12 * p.m * p.n * p.k;
-  const std::string request = fmt::format("matmul {} {{{} {} {} 30|32 16 16 2}}", p.kind, p.m, p.n, p.k);
+Benchmark product_benchmark(const Benchmark::Product& p, bool smoke) {
+  const std::string request = fmt::format("matmul {} {{30|2}}", p.sizes());
   return {.name = fmt::format("gpu.gemm.{}", p.name),
           .summary = fmt::format("bf16 {} {}x{}x{}; limit: cuBLASLt's best of 16 algorithms", p.kind, p.m, p.n, p.k),
           .unit = lower("us"),
@@ -75,7 +70,7 @@ Benchmark product_benchmark(const Product& p, bool smoke) {
           .outcome = called(request, request),
           .value = times(1e6),
           .limit = times(1e6),
-          .detail = {{"teraflops", rate(teraflops)}}};
+          .detail = {{"teraflops", rate(p.flops(smoke) / 1e12)}}};
 }
 
 // Each side trains one model and is asked for steps in one way, then in another. Sides take turns on an empty card:
@@ -106,7 +101,7 @@ constexpr Steps kSteps[] = {
 
 // What all figures of a model read: ours captured beside each torch compiled and eager, then ours eager.
 std::vector<Contest> step_contests(const StepModel& m, BenchRun& run) {
-  const std::string model(sized_model(m.name, run.smoke()).name), steps = run.sized("{6|1}");
+  const std::string model = sized_model(m.name, run.smoke()).name, steps = run.sized("{6|1}");
   Contest captured = run.contest_of(
       {.ours = fmt::format("step --model {} --dtype bf16 --device cuda", model), .request = steps, .rounds = 5});
   captured.patience = kStepPatience;
@@ -134,7 +129,7 @@ Outcome step_outcome(const Steps& s, BenchRun& run) {
 }
 
 Benchmark step_benchmark(const Steps& s, bool smoke) {
-  const BenchModel& model = sized_model(s.model.name, smoke);
+  const BenchModel model = sized_model(s.model.name, smoke);
   return {.name = s.figure,
           .summary = fmt::format(
               "training step of {}, {}, all bf16 but f32 masters and reductions on both sides; peer: torch, {}",
@@ -145,15 +140,11 @@ Benchmark step_benchmark(const Steps& s, bool smoke) {
           .outcome = [s](BenchRun& run) { return step_outcome(s, run); },
           .value = rate(static_cast<double>(model.tokens_per_step())),
           .detail = {{"step_ms", times(1e3)},
-                     {"how"},
+                     "how",
                      {"teraflops", rate(model.step_flops() / 1e12)},
                      {"peak_bytes", times(1, "/device_peak_bytes")},
-                     {"loss"}},
-          .more =
-              [](Figure& figure, const Outcome& outcome, BenchRun&) {
-                for (const Answers& peer : outcome.peers)
-                  if (peer.ok()) figure.detail["peer_peak_bytes"] = peer.median("/device_peak_bytes");
-              }};
+                     "loss"},
+          .peer_detail = {{"peak_bytes", times(1, "/device_peak_bytes")}}};
 }
 
 }  // namespace
@@ -171,7 +162,7 @@ std::vector<Benchmark> gpu_benchmarks(bool smoke) {
                                      return run.hold(contest, run.sides());
                                    },
                                .value = rate(bytes / 1e12)}};
-  for (const Product& p : kProducts) rows.push_back(product_benchmark(p, smoke));
+  for (const Benchmark::Product& p : kProducts) rows.push_back(product_benchmark(p, smoke));
   for (const GpuOp& o : gpu_ops()) rows.push_back(op_benchmark(o));
   for (const Steps& s : kSteps) rows.push_back(step_benchmark(s, smoke));
   return rows;

@@ -76,9 +76,7 @@ Distance distance(const std::vector<double>& a, const std::vector<double>& b) {
   return d;
 }
 
-std::string model_of(const LossCase& c, const BenchRun& run) {
-  return std::string(sized_model(c.model, run.smoke()).name);
-}
+std::string model_of(const LossCase& c, const BenchRun& run) { return sized_model(c.model, run.smoke()).name; }
 
 Contestant ours(const LossCase& c, const char* dtype, const Folder& folder, const BenchRun& run) {
   return {child("loss", {"--model", model_of(c, run), "--dtype", dtype, "--device", c.device, "--steps",

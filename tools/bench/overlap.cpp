@@ -18,7 +18,7 @@ namespace sherd::bench {
 
 namespace {
 
-constexpr std::string_view kModel = "blocks16";
+constexpr const char* kModel = "blocks16";
 constexpr int kRanks = 2;
 
 // A step's computing is what that step does not wait. The link takes half as long.

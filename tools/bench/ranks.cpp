@@ -15,6 +15,7 @@ struct StrategyCase {
   double least;                             ///< how many times the peer's tokens per second
 };
 constexpr std::string_view kOurs = "no_shard";
+using Readings = std::vector<Benchmark::Reading>;
 
 double sum_of(const nlohmann::json& bytes, std::initializer_list<const char*> categories) {
   double sum = 0;
@@ -45,11 +46,8 @@ Benchmark strategy_benchmark(const StrategyCase& c, double tokens) {
           .target = ratio_at_least(c.least),
           .outcome = held(row),
           .value = rate(2 * tokens),
-          .detail = {{"step_ms", times(1e3)}, {"loss"}, {"state_megabytes", state_megabytes}},
-          .more = [is_ours](Figure& figure, const Outcome& outcome, BenchRun&) {
-            for (const Answers& peer : outcome.peers)
-              if (is_ours && peer.ok()) figure.detail["peer_state_megabytes"] = state_megabytes(peer);
-          }};
+          .detail = {{"step_ms", times(1e3)}, "loss", {"state_megabytes", state_megabytes}},
+          .peer_detail = is_ours ? Readings{{"state_megabytes", state_megabytes}} : Readings()};
 }
 
 // The same batch on the same cores: two ranks that shard every matrix, beside one whose threads divide every product.
@@ -65,21 +63,20 @@ Benchmark tensor_parallel_benchmark(double tokens) {
                        .others = {{"sherd, one process of 2 threads", "step --model {bigger|tiny} --threads 2", "2"}},
                        .rounds = 4}),
       .value = rate(tokens),
-      .detail = {{"step_ms", times(1e3)}, {"loss"}},
-      .more = [](Figure& figure, const Outcome& outcome, BenchRun&) {
-        for (const Answers& peer : outcome.peers)
-          if (peer.ok()) figure.detail["peer_loss"] = peer.answers.back().at("loss");
-      }};
+      .detail = {{"step_ms", times(1e3)}, "loss"},
+      .peer_detail = {"loss"}};
 }
 
 // The most that the accounting may show by the rules of fully_shard: own shards, their gradients and moments; of
 // unsharded parameters the root's and two neighbouring blocks'; of full gradients one block's that backward computes
 // and one's in reduction. On one rank shards and unsharded parameters are one buffer.
-double expected_peak_bytes(const BenchModel& model, int ranks) {
-  const auto all = static_cast<double>(model.num_parameters());
-  const double block = (all - static_cast<double>(model.num_root_parameters())) / static_cast<double>(model.layers);
+double expected_peak_bytes(const BenchModel& of, int ranks) {
+  const auto model = make_bench_model(of);
+  const auto all = static_cast<double>(model->num_parameters());
+  const auto block = static_cast<double>(model->blocks().at(0)->num_parameters());
+  const double root = all - block * static_cast<double>(of.layers);
   const double own = 16 * all / ranks;
-  return ranks == 1 ? own : own + 4 * (static_cast<double>(model.num_root_parameters()) + 2 * block) + 8 * block;
+  return ranks == 1 ? own : own + 4 * (root + 2 * block) + 8 * block;
 }
 
 // Bytes of state per rank do not depend on the batch, so one token per rank is enough; then the moment of the total's
@@ -108,7 +105,7 @@ Benchmark state_benchmark(int ranks, bool peak, Target target, const BenchModel&
                    1e6;
           },
       .more =
-          [=, &model](Figure& figure, const Outcome& outcome, BenchRun&) {
+          [=](Figure& figure, const Outcome& outcome, BenchRun&) {
             if (peak) figure.limit = expected_peak_bytes(model, ranks) / 1e6;
             figure.detail = outcome.ours.answers.back().at(field);
           }};
@@ -117,7 +114,7 @@ Benchmark state_benchmark(int ranks, bool peak, Target target, const BenchModel&
 }  // namespace
 
 std::vector<Benchmark> ranks_benchmarks(bool smoke) {
-  const BenchModel& model = sized_model("bigger", smoke);
+  const BenchModel model = sized_model("bigger", smoke);
   const auto tokens = static_cast<double>(model.tokens_per_step());
   std::vector<Benchmark> rows;
   for (const StrategyCase& c : {StrategyCase{"fsdp.bigger.r2", "full_shard", "f32", "fsdp2", 1.38},

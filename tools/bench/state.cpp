@@ -51,7 +51,7 @@ std::vector<Benchmark> async_benchmarks(bool smoke) {
        .unit = lower("ms", 0),
        .outcome = async,
        .value = times(1e3),
-       .detail = {{"start_seconds"}, {"copy_seconds"}, {"copied_bytes"}, {"all_seconds"}}},
+       .detail = {"start_seconds", "copy_seconds", "copied_bytes", "all_seconds"}},
       // The part of the stall that is no copy.
       {.name = "save.async.start",
        .summary = "what the rank's thread waits beside the copies, over a save that is waited for",
@@ -102,7 +102,7 @@ Benchmark offload_benchmark(const std::string& name, std::string summary, const 
           .outcome = held({.ours = fmt::format("offload --model {{blocks16|tiny}} --steps {{8|2}} --clips {}", clips),
                            .request = speed}),
           .value = value,
-          .detail = {{"bytes"}, {"compute_seconds"}, {"transfer_seconds"}, {"step_seconds", times(1)}},
+          .detail = {"bytes", "compute_seconds", "transfer_seconds", {"step_seconds", times(1)}},
           .more = [](Figure& figure, const Outcome& outcome, BenchRun&) {
             // Nothing can be faster than the longer of the two; nothing hidden is their sum.
             const nlohmann::json& answer = outcome.ours.answers.back();

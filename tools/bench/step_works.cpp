@@ -277,7 +277,7 @@ constexpr std::int64_t kMaxSymbols = 256;  // of the vocabulary, those in the te
 
 // i32 [steps, B, T + 1].
 std::vector<std::int32_t> made_up_batches(const BenchModel& m, std::int64_t steps) {
-  const std::int64_t rows = steps * m.batch, columns = m.tokens + 1, symbols = std::min(m.vocabulary, kMaxSymbols);
+  const std::int64_t rows = steps * m.batch, columns = m.sequence + 1, symbols = std::min(m.vocabulary, kMaxSymbols);
   const std::vector<float> drawn =
       random_uniform({rows, columns}, random_key(3, "batches", "data", 0), 0, 4).to_vector<float>();
   std::vector<std::int32_t> text(drawn.size());
@@ -297,7 +297,7 @@ void write_start(const std::string& path, const BenchModel& m, const std::vector
   const auto parameters = model->named_parameters();
   std::vector<ckpt::TensorInfo> infos;
   for (const auto& [name, parameter] : parameters) infos.push_back({name, DType::f32, parameter->shape()});
-  infos.push_back({"batches", DType::i32, {steps, m.batch, m.tokens + 1}});
+  infos.push_back({"batches", DType::i32, {steps, m.batch, m.sequence + 1}});
   ckpt::SafetensorsWriter writer(path, infos);
   for (const auto& [name, parameter] : parameters) {
     const Tensor& value = parameter->value();
@@ -318,22 +318,22 @@ Ready begin_loss(std::span<const std::string_view> args) {
   const auto step =
       std::make_shared<TrainStep>(train_config(m, row.plan, 1), nn::JobMesh(row.plan.mesh, make_single_group()),
                                   m.vocabulary, TrainStepOptions{.metrics = false});
-  const Tensor all = to(Tensor::from<std::int32_t>(batches, {row.steps, m.batch, m.tokens + 1}), row.plan.device);
-  return {
-      greeting_of(row), [=](const std::string&) -> json {
-        std::vector<double> losses;
-        HostReads reads;
-        const double seconds = seconds_of([&] {
-          for (std::int64_t i = 0; i < row.steps; ++i) {
-            const Tensor text = reshape(narrow(all, 0, i, 1), {m.batch, m.tokens + 1});
-            const Tensor loss =
-                step->update(contiguous(narrow(text, 1, 0, m.tokens)), contiguous(narrow(text, 1, 1, m.tokens))).loss;
-            reads.push({loss}, [&](std::span<const double> value) { losses.push_back(value[0]); });
-          }
-          reads.finish();
-        });
-        return {{"seconds", {seconds / static_cast<double>(row.steps)}}, {"losses", losses}};
-      }};
+  const Tensor all = to(Tensor::from<std::int32_t>(batches, {row.steps, m.batch, m.sequence + 1}), row.plan.device);
+  return {greeting_of(row), [=](const std::string&) -> json {
+            std::vector<double> losses;
+            HostReads reads;
+            const double seconds = seconds_of([&] {
+              for (std::int64_t i = 0; i < row.steps; ++i) {
+                const Tensor text = reshape(narrow(all, 0, i, 1), {m.batch, m.sequence + 1});
+                const Tensor loss =
+                    step->update(contiguous(narrow(text, 1, 0, m.sequence)), contiguous(narrow(text, 1, 1, m.sequence)))
+                        .loss;
+                reads.push({loss}, [&](std::span<const double> value) { losses.push_back(value[0]); });
+              }
+              reads.finish();
+            });
+            return {{"seconds", {seconds / static_cast<double>(row.steps)}}, {"losses", losses}};
+          }};
 }
 
 // A plain loop, clipping or not: what users write.
@@ -415,7 +415,7 @@ class GuardsRun {
     for (nn::Module* block : loop_.model->blocks()) nn::fully_shard(*block, mesh);
     nn::fully_shard(*loop_.model, mesh);
     loop_.draw();
-    arguments_ = {zeros({of.batch, of.tokens}, DType::i32), zeros({of.batch, of.tokens}, DType::i32)};
+    arguments_ = {zeros({of.batch, of.sequence}, DType::i32), zeros({of.batch, of.sequence}, DType::i32)};
     while (step_.mode() != CompiledStep::Mode::replay) step_(arguments_);
     guards_ = std::make_unique<Guards>(*step_.graph());
     for (int i = 0; i < 2; ++i) {

@@ -50,7 +50,7 @@ std::function<Outcome(BenchRun&)> outcome_of(const StepCase& c) {
 }
 
 Benchmark step_benchmark(const StepCase& c, bool smoke, double times_peer) {
-  const BenchModel& model = sized_model(c.model, smoke);
+  const BenchModel model = sized_model(c.model, smoke);
   return {.name = fmt::format("step.{}.{}.t{}{}", c.model, c.dtype, c.threads, c.captured ? "" : ".eager"),
           .summary = fmt::format("training step of {}, {} thread{}{}", c.model, c.threads, c.threads > 1 ? "s" : "",
                                  c.captured ? "" : ", nothing captured or compiled"),
@@ -60,7 +60,7 @@ Benchmark step_benchmark(const StepCase& c, bool smoke, double times_peer) {
           .value = times(1e3),
           .detail = {{"tokens_per_second", rate(static_cast<double>(model.tokens_per_step()))},
                      {"samples", [](const Answers& side) { return static_cast<double>(side.seconds.size()); }},
-                     {"loss"}}};
+                     "loss"}};
 }
 
 Benchmark flops_benchmark(const StepCase& c, bool smoke, double share) {
@@ -119,7 +119,7 @@ std::vector<Benchmark> recompute_benchmarks(const RecomputeCase& c) {
            .target = ratio_at_least(1 / c.most_time),
            .outcome = outcome,
            .value = times(1e3),
-           .detail = {{"loss"}}},
+           .detail = {"loss"}},
           {.name = name + ".activations" + eager,
            .summary = "its peak of activations" + beside,
            .unit = lower("MB"),

@@ -14,7 +14,7 @@ TrainConfig train_config(const BenchModel& model, const nn::TrainingPlan& plan, 
   config.plan.fully_shard = plan.param_dtype != DType::f32 || plan.strategy != nn::TrainingPlan().strategy ||
                             nn::count_data_ranks(plan.mesh.over(ranks)) > 1;
   config.plan.tensor_parallel.sequence_parallel = true;
-  config.model = model_section(model);
+  config.model = model;
   config.optimizer = {.lr = 3e-4, .min_lr = 3e-4, .warmup = 0, .decay_matrices_only = false, .clip = 0};
   resolve(config);
   return config;
@@ -62,7 +62,7 @@ BenchRow take_row(std::span<const std::string_view> args, BenchRow row, Flags mo
 
 BenchRow::Batch random_batch(const BenchRow& row, int rank) {
   const BenchModel model = row.model();
-  const std::int64_t batch = row.batch ? row.batch : model.batch, tokens = row.tokens ? row.tokens : model.tokens;
+  const std::int64_t batch = row.batch ? row.batch : model.batch, tokens = row.tokens ? row.tokens : model.sequence;
   const std::uint64_t key = random_key(2, "tokens", "data", static_cast<std::uint64_t>(rank));
   const Tensor text =
       cast(random_uniform({batch, tokens + 1}, key, 0, static_cast<double>(model.vocabulary)), DType::i32);

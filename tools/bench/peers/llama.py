@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# name: layers, heads, key heads, width, feed-forward width, tokens, batch, vocabulary; as in tools/bench/models.cpp
+# name: layers, heads, key heads, width, feed-forward width, tokens, batch, vocabulary; as in tools/configs/bench
 LLAMAS = {"llama1b": (16, 16, 4, 2048, 8192, 4096, 4, 128256), "tiny_llama": (1, 2, 1, 16, 32, 8, 2, 17)}
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# name: layers, heads, width, tokens, batch, vocabulary; the same rows as tools/bench/models.cpp
+# name: layers, heads, width, tokens, batch, vocabulary; as in tools/configs/bench
 MODELS = {
     "tiny": (1, 2, 16, 8, 2, 17),
     "mini": (4, 4, 128, 64, 12, 65),

@@ -10,7 +10,7 @@ import torch
 from llama import LLAMAS, Llama
 from model import MODELS, LanguageModel
 
-# layers, heads, width, tokens, batch, vocabulary; the same rows as tools/bench/models.cpp
+# layers, heads, width, tokens, batch, vocabulary; as in tools/configs/bench
 GPTS = {**MODELS, "gpt124m": (12, 12, 768, 256, 4, 50257)}
 ADAMW = dict(lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
 
