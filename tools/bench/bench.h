@@ -39,7 +39,7 @@ struct ContestRow {
   int torch_threads = 1;
   std::vector<Variant> variants{};  ///< of each torch
   std::vector<Other> others{};
-  std::string limit{};          ///< the words of a child, or "./PROGRAM" beside this one
+  std::string limit{};          ///< the words of a child
   std::string limit_request{};  ///< empty: as ours
   int rounds = 3;
 };

@@ -77,8 +77,7 @@ Contest BenchRun::contest_of(const ContestRow& row) {
   for (const ContestRow::Other& other : row.others)
     contest.peers.push_back(
         {.command = child_of(sized(other.words), other.ranks), .request = or_ours(other.request), .name = other.name});
-  if (row.limit.starts_with("./")) contest.limit = contestant_beside(row.limit.substr(2), request);
-  else if (!row.limit.empty()) contest.limit = {child_of(sized(row.limit), 1), or_ours(row.limit_request)};
+  if (!row.limit.empty()) contest.limit = {child_of(sized(row.limit), 1), or_ours(row.limit_request)};
   return contest;
 }
 

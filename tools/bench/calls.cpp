@@ -72,7 +72,7 @@ Benchmark shm_benchmark(const std::string& collective, const std::string& size, 
                      .ranks = 2,
                      .torch = "collectives.py 2",
                      .torch_request = fmt::format("{} {{{}|65536}} {{{}|2}}", collective, bytes, small ? 50 : 2),
-                     .limit = "./bench_shm_limit",
+                     .limit = "shm_limit",
                      .rounds = 5});
                 contest.peers.push_back(
                     contestant_beside("bench_mpi_collectives", contest.ours.request,

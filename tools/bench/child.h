@@ -30,6 +30,7 @@ Works call_works();   // call_works.cpp
 Works state_works();  // state_works.cpp
 Works step_works();   // step_works.cpp
 Works gpu_works();    // gpu_works.cpp
+Works shm_works();    // shm_limit.cpp
 
 /// Runs a child, the words after --child: prints the greeting, then answers each line of stdin until its end. An Error
 /// becomes the answer {"error": text}. Returns the exit status.
