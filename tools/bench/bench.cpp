@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "runtime/op/core/device_library.h"
-#include "runtime/tensor/nearest.h"
 #include "tools/bench/child.h"
 #include "tools/cli/command.h"
 #include "tools/train/exit_status.h"
@@ -38,13 +37,12 @@ std::vector<Benchmark> matching(const std::vector<std::string>& prefixes, bool s
     if (!has_gpu) std::erase_if(all, [](const Benchmark& row) { return row.name.starts_with("gpu."); });
     return all;
   }
-  std::vector<std::string> names;
-  for (const Benchmark& row : all) names.push_back(row.name);
+  const std::vector<Benchmark> known = all;
   for (const std::string& prefix : prefixes) {
     const auto matches = [&](const Benchmark& row) { return row.name.starts_with(prefix); };
-    check_usage(std::ranges::any_of(names, [&](const auto& name) { return name.starts_with(prefix); }),
+    check_usage(std::ranges::any_of(known, matches),
                 "no figure's name starts with \"{}\"{}; `sherd bench --help` lists all", prefix,
-                did_you_mean(prefix, names));
+                did_you_mean(prefix, known));
     std::ranges::copy_if(all, std::back_inserter(chosen), matches);
     std::erase_if(all, matches);
   }

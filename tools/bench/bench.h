@@ -58,12 +58,10 @@ class BenchRun {
   std::string sized(std::string_view text) const;
   Contest contest_of(const ContestRow& row);
 
-  /// peers/SCRIPT WORDS under each torch. Torches are asked and their settings measured on first use.
+  /// peers/SCRIPT WORDS under each torch. Torches are asked and their settings measured on first use, but for a script
+  /// that computes on a GPU (0 threads), where settings of the CPU's libraries are nothing to search for.
   std::vector<Contestant> torch_contestants(std::string_view script, const std::vector<std::string>& words,
                                             const std::string& request, int threads = 1);
-  /// The same for a script that computes on a GPU, where settings of the CPU's libraries are nothing to search for.
-  std::vector<Contestant> gpu_torch_contestants(std::string_view script, const std::vector<std::string>& words,
-                                                const std::string& request) const;
 
   /// contest.h, with the fastest of each team; and with the other build as the only peer, if there is one.
   Outcome hold(const Contest& contest) const;
@@ -72,7 +70,7 @@ class BenchRun {
   std::optional<Contestant> other_build(Contestant ours) const;
 
   /// The outcome under this key; the contest is held on first use, for figures that read different numbers of it.
-  const Outcome& shared(const std::string& key, const std::function<Contest()>& contest);
+  const Outcome& shared(const std::string& key, const ContestRow& row);
   /// The same for several contests that are held apart (contest.h). No other side runs meanwhile.
   const std::vector<Outcome>& shared_apart(const std::string& key,
                                            const std::function<std::vector<Contest>()>& contests);

@@ -48,9 +48,7 @@ std::function<Outcome(BenchRun&)> held(ContestRow row) {
 }
 
 std::function<Outcome(BenchRun&)> held(std::string key, ContestRow row) {
-  return [key = std::move(key), row = std::move(row)](BenchRun& run) {
-    return run.shared(run.sized(key), [&] { return run.contest_of(row); });
-  };
+  return [key = std::move(key), row = std::move(row)](BenchRun& run) { return run.shared(run.sized(key), row); };
 }
 
 std::string BenchRun::sized(std::string_view text) const {
@@ -156,23 +154,15 @@ const std::vector<Contestant>& BenchRun::torches() {
 
 std::vector<Contestant> BenchRun::torch_contestants(std::string_view script, const std::vector<std::string>& words,
                                                     const std::string& request, int threads) {
-  std::vector<Contestant> result = torches();
+  std::vector<Contestant> result;
+  if (threads > 0) result = torches();
+  else
+    for (const std::string& python : options_.pythons) result.push_back({{{python}, {}}, ""});
   for (Contestant& torch : result) {
     torch.request = request;
     if (torch.error.empty()) torch.command.words.push_back(source_file(fmt::format("peers/{}", script)).string());
     torch.command.words.insert(torch.command.words.end(), words.begin(), words.end());
-    torch.command.environment.push_back(fmt::format("OMP_NUM_THREADS={}", threads));
-  }
-  return result;
-}
-
-std::vector<Contestant> BenchRun::gpu_torch_contestants(std::string_view script, const std::vector<std::string>& words,
-                                                        const std::string& request) const {
-  std::vector<Contestant> result;
-  for (const std::string& python : options_.pythons) {
-    Contestant contestant{{{python, source_file(fmt::format("peers/{}", script)).string()}, {}}, request};
-    contestant.command.words.insert(contestant.command.words.end(), words.begin(), words.end());
-    result.push_back(std::move(contestant));
+    if (threads > 0) torch.command.environment.push_back(fmt::format("OMP_NUM_THREADS={}", threads));
   }
   return result;
 }
@@ -187,9 +177,9 @@ const std::vector<Outcome>& BenchRun::shared_apart(const std::string& key,
   return outcomes_apart_.emplace(key, hold_apart(opposing)).first->second;
 }
 
-const Outcome& BenchRun::shared(const std::string& key, const std::function<Contest()>& contest) {
+const Outcome& BenchRun::shared(const std::string& key, const ContestRow& row) {
   const auto known = outcomes_.find(key);
-  return known != outcomes_.end() ? known->second : outcomes_.emplace(key, hold(contest())).first->second;
+  return known != outcomes_.end() ? known->second : outcomes_.emplace(key, hold(contest_of(row))).first->second;
 }
 
 }  // namespace sherd::bench

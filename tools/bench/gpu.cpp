@@ -14,6 +14,7 @@ namespace sherd::bench {
 
 namespace {
 
+constexpr int kOnGpu = 0;                                            // threads of a torch
 constexpr std::chrono::seconds kOpPatience{60}, kStepPatience{330};  // torch.compile of a large model takes minutes
 
 // Takes the program that SHERD_GPU_LIMITS names, the same on the emulated GPU, as SHERD_CUDA_LIB names a library.
@@ -27,8 +28,8 @@ std::function<Outcome(BenchRun&)> called(const std::string& request, const std::
   return [=](BenchRun& run) {
     const std::string asked = run.sized(request);
     Contest contest = run.contest_of({.ours = "gpu_op{| --small true}", .request = request, .rounds = 5});
-    contest.peers = run.gpu_torch_contestants(
-        "gpu_ops.py", run.smoke() ? std::vector<std::string>{"small"} : std::vector<std::string>{}, asked);
+    contest.peers = run.torch_contestants(
+        "gpu_ops.py", run.smoke() ? std::vector<std::string>{"small"} : std::vector<std::string>{}, asked, kOnGpu);
     if (!limit.empty()) contest.limit = limit_of(run.sized(limit));
     contest.patience = kOpPatience;
     return run.hold(contest, run.sides());
@@ -105,8 +106,9 @@ std::vector<Contest> step_contests(const StepModel& m, BenchRun& run) {
   Contest captured = run.contest_of(
       {.ours = fmt::format("step --model {} --dtype bf16 --device cuda", model), .request = steps, .rounds = 5});
   captured.patience = kStepPatience;
-  const auto compiled = run.gpu_torch_contestants("gpu_step.py", {model}, fmt::format("{} {}", m.compile_mode, steps));
-  const auto eager = run.gpu_torch_contestants("gpu_step.py", {model}, fmt::format("eager {}", steps));
+  const auto compiled =
+      run.torch_contestants("gpu_step.py", {model}, fmt::format("{} {}", m.compile_mode, steps), kOnGpu);
+  const auto eager = run.torch_contestants("gpu_step.py", {model}, fmt::format("eager {}", steps), kOnGpu);
   for (std::size_t i = 0; i < compiled.size(); ++i) {
     captured.peers.push_back(compiled[i]);
     captured.peers.push_back(eager[i]);

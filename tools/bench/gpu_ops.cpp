@@ -17,7 +17,7 @@
 #include "runtime/op/rows/pointwise_attrs.h"
 #include "runtime/op/rows/reduce_attrs.h"
 #include "runtime/op/rows/view_attrs.h"
-#include "runtime/tensor/nearest.h"
+#include "tools/train/flags.h"
 
 namespace sherd::bench {
 
@@ -193,12 +193,9 @@ const std::vector<GpuOp>& gpu_ops() {
 }
 
 const GpuOp& gpu_op(std::string_view name) {
-  std::vector<std::string> names;
-  for (const GpuOp& o : gpu_ops()) {
-    if (o.name == name) return o;
-    names.emplace_back(o.name);
-  }
-  fail("there is no GPU op \"{}\" to time{}", name, did_you_mean(name, names));
+  const auto found = std::ranges::find(gpu_ops(), name, &GpuOp::name);
+  check(found != gpu_ops().end(), "there is no GPU op \"{}\" to time{}", name, did_you_mean(name, gpu_ops()));
+  return *found;
 }
 
 }  // namespace sherd::bench

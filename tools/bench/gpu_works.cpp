@@ -9,7 +9,6 @@
 #include "runtime/op/core/rows.h"
 #include "runtime/op/rows/index_attrs.h"
 #include "runtime/op/rows/ops.h"
-#include "runtime/tensor/nearest.h"
 #include "tools/bench/child.h"
 #include "tools/bench/gpu_ops.h"
 #include "tools/bench/profiler_range.h"
@@ -230,16 +229,12 @@ Ready begin_gpu_probe(std::span<const std::string_view> args) {
   bool small = false;
   const std::vector<std::string> words = take_flags(args, {{"small", &small}});
   check(words.size() == 1, "gpu_probe takes one name of a probe, got {} words", words.size());
-  std::vector<std::string> names;
-  for (const Probe& probe : kProbes) {
-    names.emplace_back(probe.name);
-    if (probe.name != words[0]) continue;
-    const ProbeRun run{RankContext::current().device(Device::cuda(0)), small};
-    json found = probe.run(run);
-    found["device"] = run.device.describe();
-    return {found, {}};
-  }
-  fail("there is no probe \"{}\"{}", words[0], did_you_mean(words[0], names));
+  const Probe* const probe = std::ranges::find(kProbes, words[0], &Probe::name);
+  check(probe != std::end(kProbes), "there is no probe \"{}\"{}", words[0], did_you_mean(words[0], kProbes));
+  const ProbeRun run{RankContext::current().device(Device::cuda(0)), small};
+  json found = probe->run(run);
+  found["device"] = run.device.describe();
+  return {found, {}};
 }
 
 constexpr Works::value_type kGpuWorks[] = {{"gpu_op", begin_gpu_op}, {"gpu_probe", begin_gpu_probe}};

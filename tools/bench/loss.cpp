@@ -87,9 +87,7 @@ Contestant ours(const LossCase& c, const char* dtype, const Folder& folder, cons
 Contestant peer(const LossCase& c, const char* dtype, const Folder& folder, BenchRun& run) {
   if (const auto other = run.other_build(ours(c, dtype, folder, run))) return *other;
   const std::vector<std::string> words = {model_of(c, run), dtype, folder.path()};
-  const bool on_gpu = std::string_view(c.device) != "cpu";
-  const auto torches =
-      on_gpu ? run.gpu_torch_contestants("loss.py", words, "all") : run.torch_contestants("loss.py", words, "all");
+  const auto torches = run.torch_contestants("loss.py", words, "all", std::string_view(c.device) == "cpu" ? 1 : 0);
   check(!torches.empty(), "there is nothing to compare with: name a Python that has torch by --python");
   return torches.front();
 }

@@ -1,4 +1,5 @@
 // `sherd ckpt ls|show|verify|diff|hash|convert`: what lies in folders of saves, without a model and without a GPU.
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <vector>
@@ -14,7 +15,6 @@
 #include "nn/interop/huggingface_config.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/memory/accounting.h"
-#include "runtime/tensor/nearest.h"
 #include "tools/cli/ckpt_show.h"
 #include "tools/cli/command.h"
 #include "tools/train/exit_status.h"
@@ -192,13 +192,11 @@ std::string usage() {
 }
 
 const Action& find_action(const std::string& name) {
-  std::vector<std::string> names;
-  for (const Action& action : kActions) {
-    if (action.name == name) return action;
-    names.emplace_back(action.name);
-  }
-  throw ExitError(kUsage, fmt::format("sherd ckpt: unknown action \"{}\"{}; the actions are {}", name,
-                                      did_you_mean(name, names), fmt::join(names, ", ")));
+  const Action* const found = std::ranges::find(kActions, name, &Action::name);
+  check_usage(found != std::end(kActions),
+              "sherd ckpt: unknown action \"{}\"{}; the actions are ls, show, verify, diff, convert", name,
+              did_you_mean(name, kActions));
+  return *found;
 }
 
 }  // namespace

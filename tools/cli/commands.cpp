@@ -1,15 +1,16 @@
 #include "tools/cli/commands.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <string>
 #include <vector>
 
 #include "runtime/tensor/error.h"
-#include "runtime/tensor/nearest.h"
 #include "tools/cli/command.h"
 #include "tools/cli/program.h"
 #include "tools/train/exit_status.h"
+#include "tools/train/flags.h"
 #include "tools/train/version.h"
 
 namespace sherd {
@@ -36,13 +37,10 @@ void print_help(std::FILE* out) {
 }
 
 const Command& find_command(std::string_view name) {
-  std::vector<std::string> names;
-  for (const Command& command : kCommands) {
-    if (command.name == name) return command;
-    names.emplace_back(command.name);
-  }
-  throw ExitError(kUsage,
-                  fmt::format("unknown command \"{}\"{}; `sherd help` lists all", name, did_you_mean(name, names)));
+  const auto* const found = std::ranges::find(kCommands, name, &Command::name);
+  check_usage(found != kCommands.end(), "unknown command \"{}\"{}; `sherd help` lists all", name,
+              did_you_mean(name, kCommands));
+  return *found;
 }
 
 /// Runs a command with the words after its name; one that sherd-bench has, by going on as that.

@@ -4,7 +4,9 @@
 // messages, --help and the printed config all come from it.
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <optional>
+#include <ranges>
 #include <set>
 #include <span>
 #include <string>
@@ -17,6 +19,7 @@
 #include "nn/plan/text_value.h"
 #include "runtime/tensor/device.h"
 #include "runtime/tensor/dtype.h"
+#include "runtime/tensor/nearest.h"
 
 namespace sherd {
 
@@ -118,6 +121,15 @@ void apply_flags(ConfigTable& table, const CommandLine& line);
 /// is returned.
 std::optional<std::vector<std::string>> read_command_line(ConfigTable& table, std::span<const std::string_view> args,
                                                           std::string_view usage);
+
+/// did_you_mean() (runtime/tensor/nearest.h) of rows that have a `name`.
+template <std::ranges::range Rows>
+  requires requires(const Rows& rows) { std::string(std::begin(rows)->name); }
+std::string did_you_mean(std::string_view word, const Rows& rows) {
+  std::vector<std::string> names;
+  for (const auto& row : rows) names.emplace_back(row.name);
+  return did_you_mean(word, names);
+}
 
 /// Sets the table's fields from TOML. Errors name file, line and key: syntax, unknown key, wrong type; of a file they
 /// are of usage.
