@@ -82,7 +82,7 @@ COMPARED_OP = re.compile(
 READS_SETTING = re.compile(r"\b(parse_(?:device|count|number|bytes|byte_rate)|dtype_from_name)\s*\(")
 # Files that read settings, and those with texts of other kinds: programs, saves, what a benchmark asks its children.
 MAY_READ_SETTINGS = ("runtime/", "compile/ir/text/", "nn/checkpoint/format/", "nn/plan/", "nn/parallel/shard/unit/policy.cpp",
-                     "tools/train/flags.", "tools/train/config.", "tools/train/device_flag.", "tools/train/links.cpp",
+                     "tools/train/flags.", "tools/train/config.", "tools/train/links.cpp",
                      "tools/launch/launch.cpp", "tools/bench/", "tests/")
 
 

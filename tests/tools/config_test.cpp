@@ -11,7 +11,6 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/source_path.h"
 #include "tests/support/temp_dir.h"
-#include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
 #include "tools/train/version.h"

@@ -14,7 +14,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/memory/storage.h"
 #include "tests/tools/tiny_run.h"
-#include "tools/train/device_flag.h"
+#include "tools/train/flags.h"
 
 namespace sherd::testing {
 

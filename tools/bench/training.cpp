@@ -3,7 +3,7 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"
-#include "tools/train/device_flag.h"
+#include "tools/train/flags.h"
 
 namespace sherd::bench {
 

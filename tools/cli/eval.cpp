@@ -14,7 +14,6 @@
 #include "tools/cli/command.h"
 #include "tools/cli/cpu_share.h"
 #include "tools/cli/eval_input.h"
-#include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
 #include "tools/train/output_file.h"

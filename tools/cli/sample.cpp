@@ -7,7 +7,6 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/rows/ops.h"
 #include "tools/cli/command.h"
-#include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
 #include "tools/train/weights.h"

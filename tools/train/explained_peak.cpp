@@ -4,7 +4,7 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/tensor/error.h"
-#include "tools/train/device_flag.h"
+#include "tools/train/flags.h"
 
 namespace sherd {
 

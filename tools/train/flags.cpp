@@ -4,12 +4,14 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 #include "nn/data/utf8.h"
+#include "runtime/comm/group/device_support.h"
+#include "runtime/exec/context.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/nearest.h"
 #include "runtime/tensor/quantity.h"
-#include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
 
 namespace sherd {
@@ -125,6 +127,21 @@ std::string quote(std::string_view text) {
 }
 
 }  // namespace
+
+Device parse_device(std::string_view text) {
+  constexpr std::string_view kNumbered = "cuda:";
+  if (text == "cpu") return Device::cpu();
+  if (text == "cuda") return Device::cuda(0);
+  const auto index = text.starts_with(kNumbered) ? parse_count(text.substr(kNumbered.size())) : std::nullopt;
+  if (index && std::in_range<std::uint8_t>(*index)) return Device::cuda(static_cast<std::uint8_t>(*index));
+  fail("device must be {}, got \"{}\"", kDeviceHelp, text);
+}
+
+Device open_device(Device device, int ranks, std::int64_t memory_limit) {
+  check(device == Device::cpu() || ranks == 1, "device = {} on {} ranks: {}", to_string(device), ranks, kRanksOnGpus);
+  RankContext::current().allocator(device).set_limit(memory_limit);
+  return device;
+}
 
 TextField text_field(Device& field) {
   return {[&field] { return to_string(field); }, [&field](std::string_view text) { field = parse_device(text); }};

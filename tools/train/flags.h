@@ -23,6 +23,19 @@
 
 namespace sherd {
 
+// ---- `--device` of train, eval and sample ----
+
+inline constexpr const char* kDeviceHelp = "cpu, cuda (the first GPU) or cuda:N";
+
+/// "cpu", "cuda" or "cuda:1". Throws Error for anything else; whether there is such a device is asked by open_device().
+Device parse_device(std::string_view text);
+
+/// Opens the device for this rank and limits the bytes of its tensors (0: no limit). Throws Error, saying what is
+/// missing, if this host has no such device, and if there are several ranks on GPUs.
+Device open_device(Device device, int ranks, std::int64_t memory_limit = 0);
+
+// ---- fields and tables ----
+
 /// A field that counts bytes: its text may have a unit, as "8GB" (runtime/tensor/quantity.h).
 struct ByteField {
   std::int64_t* field;
@@ -38,7 +51,7 @@ TextField text_field(T& field) {
   return {[&field] { return std::string(field.text()); }, [&field](std::string_view text) { field = T(text); }};
 }
 
-/// A device by its text (device_flag.h).
+/// A device by its text: parse_device().
 TextField text_field(Device& field);
 /// f32, bf16 or f16; "" where there may be none.
 TextField text_field(DType& field);
