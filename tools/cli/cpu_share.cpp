@@ -3,41 +3,28 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <map>
 #include <utility>
 
-#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/purpose.h"
 #include "tools/train/exit_status.h"
+#include "tools/train/gather_attrs.h"
 
 namespace sherd {
 
 namespace {
 
-// What a rank says of itself, as numbers: asked threads, online CPUs, bits of the quota, then the mask.
-constexpr std::size_t kMaskWords = 16, kFacts = 3 + kMaskWords;
-using CpuFacts = std::array<std::int64_t, kFacts>;
-
-CpuFacts facts_of(const RankCpus& rank) {
-  CpuFacts facts{rank.asked, rank.allowed.online, std::bit_cast<std::int64_t>(rank.allowed.quota)};
-  for (const int cpu : rank.allowed.cpus) {
-    const auto c = static_cast<std::size_t>(cpu);
-    if (c / 64 < kMaskWords) facts[3 + c / 64] |= std::int64_t(std::uint64_t{1} << c % 64);
-  }
-  return facts;
-}
-
-RankCpus from_facts(std::span<const std::int64_t, kFacts> facts) {
-  RankCpus rank{{static_cast<int>(facts[1]), {}, std::bit_cast<double>(facts[2])}, static_cast<int>(facts[0])};
-  for (std::size_t c = 0; c < kMaskWords * 64; ++c)
-    if (static_cast<std::uint64_t>(facts[3 + c / 64]) >> c % 64 & 1) rank.allowed.cpus.push_back(static_cast<int>(c));
-  return rank;
-}
+// What a rank says of itself.
+struct CpuFacts {
+  int asked = 0, online = 0;
+  double quota = 0;
+  std::vector<int> cpus{};
+  static constexpr AttrField fields[] = {attr<&CpuFacts::asked>("asked"), attr<&CpuFacts::online>("online"),
+                                         attr<&CpuFacts::quota>("quota"), attr<&CpuFacts::cpus>("cpus")};
+};
 
 // Its constructor binds the main thread, which may have been before the mask was read.
 bool has_openmp() {
@@ -114,15 +101,10 @@ CpuShare share_cpus(ProcessGroup& group, std::int64_t asked) {
   const PurposeScope purpose("share_cpus");
   check_usage(asked >= 0 && asked <= kMaxThreads, "--threads {}; give 1 to {}, or 0 for a share of the CPUs", asked,
               kMaxThreads);
-  const auto ranks = static_cast<std::size_t>(group.size()), own = static_cast<std::size_t>(group.rank());
-  std::vector<std::int64_t> all(ranks * kFacts);
-  std::ranges::copy(facts_of({allowed_cpus(), static_cast<int>(asked)}),
-                    all.begin() + static_cast<std::ptrdiff_t>(own * kFacts));
-  const std::vector<std::int64_t> counts(ranks, kFacts);
-  group.host().all_gather({in_place(all.data(), DType::i64, counts)});
+  const AllowedCpus& own = allowed_cpus();
   std::vector<RankCpus> of_ranks;
-  for (std::size_t r = 0; r < ranks; ++r)
-    of_ranks.push_back(from_facts(std::span<const std::int64_t, kFacts>(all.data() + r * kFacts, kFacts)));
+  for (const CpuFacts& facts : gather_attrs(group, CpuFacts{static_cast<int>(asked), own.online, own.quota, own.cpus}))
+    of_ranks.push_back({{facts.online, facts.cpus, facts.quota}, facts.asked});
   return share_cpus(of_ranks, group.rank());
 }
 

@@ -9,6 +9,7 @@
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/job/world.h"
+#include "tools/train/gather_attrs.h"
 
 namespace sherd {
 
@@ -22,14 +23,11 @@ int axis_of_replicas(const DeviceMesh& root) {
   fail("a run outlives replicas only where its mesh has an axis for them; {} has none", root.describe());
 }
 
-/// For each rank of the group: its coordinate among the replicas.
-std::vector<int> replica_of_ranks(ProcessGroup& group, int own) {
-  std::vector<std::int64_t> all(static_cast<std::size_t>(group.size()));
-  all[static_cast<std::size_t>(group.rank())] = own;
-  const std::vector<std::int64_t> counts(all.size(), 1);
-  group.host().all_gather({in_place(all.data(), DType::i64, counts)});
-  return {all.begin(), all.end()};
-}
+/// A rank's coordinate among the replicas.
+struct OfReplica {
+  int replica = 0;
+  static constexpr AttrField fields[] = {attr<&OfReplica::replica>("replica")};
+};
 
 /// The first replica all of whose ranks have the state; nothing if there is none.
 std::optional<int> whole_replica(const std::vector<int>& replica_of, const std::vector<bool>& has_state) {
@@ -95,7 +93,9 @@ void Regroup::take_over(RunState& state, RunSaves& saves, ProcessGroup& group) {
 
 void Regroup::give_state(const std::vector<nn::StateEntry>& state, const DeviceMesh& root, ProcessGroup& group) {
   const int axis = axis_of_replicas(root);
-  const std::vector<int> replica_of = replica_of_ranks(group, root.coordinate(axis));
+  std::vector<int> replica_of;
+  for (const OfReplica& rank : gather_attrs(group, OfReplica{root.coordinate(axis)}))
+    replica_of.push_back(rank.replica);
   const std::optional<int> holder = whole_replica(replica_of, place_->has_state);
   check(holder.has_value(), "no replica is left that has the whole state of the run");
   const bool all_have = std::ranges::find(place_->has_state, false) == place_->has_state.end();

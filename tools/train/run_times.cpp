@@ -6,9 +6,9 @@
 #include <map>
 #include <utility>
 
-#include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/lanes.h"
 #include "runtime/os/host_name.h"
+#include "tools/train/gather_attrs.h"
 
 namespace sherd {
 
@@ -172,16 +172,9 @@ RunTimes RunClock::times() const {
   counted -= begun_;
   times.units = unit_times(counted.work, has_started_ ? times.steps.count : 0);
   if (group_.size() == 1) return times;
-  const std::string own =
-      has_started_ ? fmt::format("{} {} {}", counted.lateness.calls(), counted.lateness.median_seconds(), host_name())
-                   : "0 0 -";
-  for (const std::string& text : gather_text(group_, own)) {
-    const std::size_t first = text.find(' '), second = text.find(' ', first + 1);
-    times.ranks.push_back({.rank = static_cast<int>(times.ranks.size()),
-                           .host = text.substr(second + 1),
-                           .calls = std::stoll(text.substr(0, first)),
-                           .median_seconds = std::stod(text.substr(first + 1, second - first - 1))});
-  }
+  RankLateness own{.rank = group_.rank(), .host = "-"};
+  if (has_started_) own = {own.rank, host_name(), counted.lateness.calls(), counted.lateness.median_seconds()};
+  times.ranks = gather_attrs(group_, own);
   times.stragglers = stragglers_of(times.ranks, times.steps.p50);
   return times;
 }

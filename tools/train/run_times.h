@@ -10,6 +10,7 @@
 #include "runtime/comm/board/exposed.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/work_times.h"
+#include "runtime/op/attrs/attr_list.h"
 
 namespace sherd {
 
@@ -41,6 +42,9 @@ struct RankLateness {
   std::string host{};
   std::int64_t calls = 0;
   double median_seconds = 0;  ///< after the first rank to come
+  static constexpr AttrField fields[] = {attr<&RankLateness::rank>("rank"), attr<&RankLateness::host>("host"),
+                                         attr<&RankLateness::calls>("calls"),
+                                         attr<&RankLateness::median_seconds>("median_seconds")};
 };
 
 struct RunTimes {

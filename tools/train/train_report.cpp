@@ -6,10 +6,10 @@
 #include "nn/parallel/extensions/blocks.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
 #include "nn/plan/apply.h"
-#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/op/rows/optimizer_attrs.h"
 #include "tools/train/explained_peak.h"
+#include "tools/train/gather_attrs.h"
 
 namespace sherd {
 
@@ -78,17 +78,10 @@ std::string collectives(Trainer& trainer, const TrainConfig& config, const CommC
   return text;
 }
 
-std::vector<CategoryBytes> gather_peaks(ProcessGroup& group, const CategoryBytes& own) {
-  const auto ranks = static_cast<std::size_t>(group.size());
-  std::vector<std::int64_t> all(ranks * kNumCategories, 0);
-  std::copy(own.begin(), own.end(), all.begin() + group.rank() * kNumCategories);
-  const std::vector<std::int64_t> counts(ranks, kNumCategories);
-  group.host().all_gather({in_place(all.data(), DType::i64, counts)});
-  std::vector<CategoryBytes> result(ranks);
-  for (std::size_t r = 0; r < ranks; ++r)
-    std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(r * kNumCategories), kNumCategories, result[r].begin());
-  return result;
-}
+struct Peaks {
+  std::vector<std::int64_t> of_categories{};
+  static constexpr AttrField fields[] = {attr<&Peaks::of_categories>("of_categories")};
+};
 
 // State of one rank without sharding; what a step computes has no closed form, so activations have no figure.
 std::string one_rank_figure(MemoryCategory category, std::int64_t num_parameters) {
@@ -102,7 +95,8 @@ std::string one_rank_figure(MemoryCategory category, std::int64_t num_parameters
 }
 
 std::string memory_table(Trainer& trainer, const TrainSummary& summary) {
-  const std::vector<CategoryBytes> peaks = gather_peaks(trainer.group(), summary.peak_bytes);
+  const std::vector<Peaks> peaks =
+      gather_attrs(trainer.group(), Peaks{{summary.peak_bytes.begin(), summary.peak_bytes.end()}});
   std::string text = fmt::format("memory, peak per category\n  {:<15}", "");
   for (std::size_t r = 0; r < peaks.size(); ++r) text += fmt::format(" {:>10}", fmt::format("rank {}", r));
   text += fmt::format(" {:>16}\n", "one rank (state)");
@@ -110,7 +104,7 @@ std::string memory_table(Trainer& trainer, const TrainSummary& summary) {
   for (std::size_t c = 0; c < kNumCategories; ++c) {
     const auto category = static_cast<MemoryCategory>(c);
     text += fmt::format("  {:<15}", name(category));
-    for (const CategoryBytes& rank : peaks) text += fmt::format(" {:>10}", format_bytes(rank[c]));
+    for (const Peaks& rank : peaks) text += fmt::format(" {:>10}", format_bytes(rank.of_categories[c]));
     text += fmt::format(" {:>16}\n", one_rank_figure(category, parameters));
   }
   return text;
