@@ -538,10 +538,7 @@ std::string train_help() {
          bind(config).help();
 }
 
-std::string to_toml(const TrainConfig& config) {
-  TrainConfig copy = config;
-  return bind(copy).to_toml();
-}
+std::string to_toml(TrainConfig config) { return bind(config).to_toml(); }
 
 TrainConfig train_config_from_toml(std::string_view text, const std::string& source) {
   TrainConfig config;
@@ -551,11 +548,9 @@ TrainConfig train_config_from_toml(std::string_view text, const std::string& sou
   return config;
 }
 
-std::string recipe_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,
-                              std::string_view b_name) {
-  TrainConfig copy_a = a, copy_b = b;
-  copy_a.optimizer.decay_steps = copy_b.optimizer.decay_steps;  // a plan for later steps
-  return difference(bind(copy_a).values(KeyRole::recipe), a_name, bind(copy_b).values(KeyRole::recipe), b_name);
+std::string recipe_difference(TrainConfig a, std::string_view a_name, TrainConfig b, std::string_view b_name) {
+  a.optimizer.decay_steps = b.optimizer.decay_steps;  // a plan for later steps
+  return difference(bind(a).values(KeyRole::recipe), a_name, bind(b).values(KeyRole::recipe), b_name);
 }
 
 void check_resumes(const TrainConfig& saved, const TrainConfig& now) {
@@ -565,16 +560,14 @@ void check_resumes(const TrainConfig& saved, const TrainConfig& now) {
         now.resume, difference);
 }
 
-Facts facts_of(const TrainConfig& config) {
-  TrainConfig copy = config;
+Facts facts_of(TrainConfig config) {
   Facts facts;
-  for (const auto& [key, value] : bind(copy).values()) facts.emplace_back(key, to_string(value));
+  for (const auto& [key, value] : bind(config).values()) facts.emplace_back(key, to_string(value));
   return facts;
 }
 
-bool rounds_otherwise(const TrainConfig& a, const TrainConfig& b) {
-  TrainConfig copy_a = a, copy_b = b;
-  return bind(copy_a).values(KeyRole::rounding) != bind(copy_b).values(KeyRole::rounding);
+bool rounds_otherwise(TrainConfig a, TrainConfig b) {
+  return bind(a).values(KeyRole::rounding) != bind(b).values(KeyRole::rounding);
 }
 
 }  // namespace sherd

@@ -133,20 +133,19 @@ std::string train_help();
 nn::PlanFacts facts_of(const TrainConfig& config, int ranks);
 
 /// For checkpoints: text that train_config_from_toml() reads back to the same values. `source` names it in errors.
-std::string to_toml(const TrainConfig& config);
+std::string to_toml(TrainConfig config);
 TrainConfig train_config_from_toml(std::string_view text, const std::string& source);
 
 /// Empty if both give the same numbers up to the schedule's end, but for rounding, that is if they differ only in keys
 /// of the run (files, threads, group, eager or compiled, where the data is), in those of rounding (device, mesh,
 /// strategy, ...) or in optimizer.decay_steps; else one line that names the first key that differs and both values. For
 /// a resume: recipe_difference(saved, "the checkpoint", now, "this run").
-std::string recipe_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,
-                              std::string_view b_name);
+std::string recipe_difference(TrainConfig a, std::string_view a_name, TrainConfig b, std::string_view b_name);
 /// Error if the recipes differ, with the first key, both values and the remedy.
 void check_resumes(const TrainConfig& saved, const TrainConfig& now);
 /// All keys, for ranks, which must agree on everything that makes them act together.
-Facts facts_of(const TrainConfig& config);
+Facts facts_of(TrainConfig config);
 /// Whether keys of rounding differ, as those of the mesh: sums have other parts.
-bool rounds_otherwise(const TrainConfig& a, const TrainConfig& b);
+bool rounds_otherwise(TrainConfig a, TrainConfig b);
 
 }  // namespace sherd

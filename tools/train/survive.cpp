@@ -211,24 +211,22 @@ bool Survivor::has_newer_group() {
 }
 
 TrainGroup Survivor::place_in_group() {
-  TrainGroup place;
-  place.data_ranks = layout_.num_data_ranks();
-  place.data_rank = layout_.data_rank_of(options_.rank);
-  place.replicas = layout_.replicas_of(now_.generation.ranks);
-  place.num_replicas = layout_.num_replicas();
-  place.goes_on = now_.generation.number > 0;
-  place.updates = now_.updates;
-  place.has_state = now_.has_state;
-  place.state = &state_;
-  place.record = record_;
-  place.seconds_before = std::chrono::duration<double>(Clock::now() - still_since_).count();
-  place.data = data_;
-  place.has_next = [this] {
-    if (Clock::now() - looked_at_ < options_.look_every) return false;
-    looked_at_ = Clock::now();
-    return has_newer_group();
-  };
-  return place;
+  return {.data_ranks = layout_.num_data_ranks(),
+          .data_rank = layout_.data_rank_of(options_.rank),
+          .replicas = layout_.replicas_of(now_.generation.ranks),
+          .num_replicas = layout_.num_replicas(),
+          .goes_on = now_.generation.number > 0,
+          .updates = now_.updates,
+          .has_state = now_.has_state,
+          .state = &state_,
+          .record = record_,
+          .seconds_before = std::chrono::duration<double>(Clock::now() - still_since_).count(),
+          .data = data_,
+          .has_next = [this] {
+            if (Clock::now() - looked_at_ < options_.look_every) return false;
+            looked_at_ = Clock::now();
+            return has_newer_group();
+          }};
 }
 
 }  // namespace sherd
