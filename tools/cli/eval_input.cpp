@@ -86,11 +86,9 @@ EvalInput text_windows(const std::string& path, const Weights& weights, const st
           .at =
               [=](std::int64_t batch) {
                 const std::int64_t first = batch * rows, count = std::min(rows, windows - first);
-                std::vector<std::int32_t> read(static_cast<std::size_t>(count * (length + 1)));
-                for (std::int64_t i = 0; i < count; ++i)
-                  data->read((first + i) * length, std::span(read).subspan(static_cast<std::size_t>(i * (length + 1)),
-                                                                           static_cast<std::size_t>(length + 1)));
-                return inputs_and_targets(read, count, length);
+                return read_windows(count, length, [&](std::int64_t i, std::span<std::int32_t> window) {
+                  data->read((first + i) * length, window);
+                });
               },
           .over = fmt::format(" over {} of {} tokens, in windows of {}", windows * length, tokens, length)};
 }

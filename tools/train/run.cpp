@@ -41,16 +41,11 @@ std::optional<double> Run::evaluate(const RunStops& stops) {
   // Every rank runs equally many forwards; windows past the end are padding that no target counts.
   bool stopped = false;
   for (std::int64_t start = 0; start < windows && !stopped; start += micro * mesh->num_data_ranks()) {
-    std::vector<std::int32_t> batch(static_cast<std::size_t>(micro * (sequence + 1)), 0);
-    std::int64_t real = 0;
-    for (std::int64_t i = 0; i < micro; ++i) {
-      const std::int64_t index = start + mesh->data_rank() * micro + i;
-      if (index >= windows) break;
-      data->validation_window(index, std::span(batch).subspan(static_cast<std::size_t>(i * (sequence + 1)),
-                                                              static_cast<std::size_t>(sequence + 1)));
-      ++real;
-    }
-    auto [tokens, targets] = inputs_and_targets(batch, micro, sequence);
+    const std::int64_t first = start + mesh->data_rank() * micro;
+    const std::int64_t real = std::clamp<std::int64_t>(windows - first, 0, micro);
+    auto [tokens, targets] = read_windows(micro, sequence, [&](std::int64_t i, std::span<std::int32_t> window) {
+      if (i < real) data->validation_window(first + i, window);
+    });
     std::fill_n(targets.mutable_data<std::int32_t>() + real * sequence, (micro - real) * sequence, -100);
     const auto tokens_here = static_cast<double>(real * sequence);
     const Tensor loss = step->evaluate(to(std::move(tokens), device), to(std::move(targets), device));

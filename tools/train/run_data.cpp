@@ -73,13 +73,9 @@ void RunData::check_is_of(const ckpt::Manifest& saved, const std::string& path, 
 
 std::pair<Tensor, Tensor> RunData::training_batch(std::uint64_t seed, std::int64_t batch, const BatchRows& rows,
                                                   std::int64_t sequence) const {
-  std::vector<std::int32_t> windows(static_cast<std::size_t>(rows.count * (sequence + 1)));
-  for (std::int64_t i = 0; i < rows.count; ++i) {
-    tokens_->training_window(seed, batch, rows.of_batch(i),
-                             std::span(windows).subspan(static_cast<std::size_t>(i * (sequence + 1)),
-                                                        static_cast<std::size_t>(sequence + 1)));
-  }
-  return inputs_and_targets(windows, rows.count, sequence);
+  return read_windows(rows.count, sequence, [&](std::int64_t i, std::span<std::int32_t> window) {
+    tokens_->training_window(seed, batch, rows.of_batch(i), window);
+  });
 }
 
 }  // namespace sherd

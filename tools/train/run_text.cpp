@@ -1,6 +1,7 @@
 #include "tools/train/run_text.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "nn/data/not_text.h"
 #include "tools/train/exit_status.h"
@@ -44,13 +45,15 @@ TokenData open_run_text(const TrainConfig& config, const Weights* initial) {
   return data;
 }
 
-std::pair<Tensor, Tensor> inputs_and_targets(std::span<const std::int32_t> windows, std::int64_t count,
-                                             std::int64_t sequence) {
+std::pair<Tensor, Tensor> read_windows(
+    std::int64_t count, std::int64_t sequence,
+    const std::function<void(std::int64_t i, std::span<std::int32_t> window)>& read) {
   Tensor inputs = Tensor::empty({count, sequence}, DType::i32), targets = Tensor::empty({count, sequence}, DType::i32);
   for (std::int64_t i = 0; i < count; ++i) {
-    const std::int32_t* window = windows.data() + i * (sequence + 1);
-    std::copy_n(window, sequence, inputs.mutable_data<std::int32_t>() + i * sequence);
-    std::copy_n(window + 1, sequence, targets.mutable_data<std::int32_t>() + i * sequence);
+    std::vector<std::int32_t> window(static_cast<std::size_t>(sequence + 1), 0);
+    read(i, window);
+    std::copy_n(window.begin(), sequence, inputs.mutable_data<std::int32_t>() + i * sequence);
+    std::copy_n(window.begin() + 1, sequence, targets.mutable_data<std::int32_t>() + i * sequence);
   }
   return {std::move(inputs), std::move(targets)};
 }

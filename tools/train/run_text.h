@@ -1,6 +1,7 @@
 #pragma once
 // The text of a run, and what its tokens mean to the model: the data's bytes or characters, or what a save says.
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,9 +23,9 @@ TextFiles open_text(const std::string& path, std::string_view vocabulary);
 /// vocabulary.
 TokenData open_run_text(const TrainConfig& config, const Weights* initial = nullptr);
 
-/// windows: [count][sequence + 1] -> inputs and targets, i32 [count, sequence].
-std::pair<Tensor, Tensor> inputs_and_targets(std::span<const std::int32_t> windows, std::int64_t count,
-                                             std::int64_t sequence);
+/// Inputs and targets, i32 [count, sequence], of windows of sequence + 1 tokens: `read` fills the i-th, which is 0.
+std::pair<Tensor, Tensor> read_windows(std::int64_t count, std::int64_t sequence,
+                                       const std::function<void(std::int64_t i, std::span<std::int32_t> window)>& read);
 
 /// "ids 0..255 are the text's bytes, the model knows 49152"; empty where model.vocabulary is left to the data.
 std::string meaning_of_ids(const TrainConfig::Model& model, const Vocabulary& vocabulary);
