@@ -50,16 +50,8 @@ std::optional<MetricsFile> open_metrics(Trainer& trainer, const TrainConfig& con
   const std::int64_t complete =
       trainer.first_step() - (trainer.run_state().last_line.empty() && trainer.run_state().owed_line.empty() ? 0 : 1);
   const std::string header = header_line(trainer.config(), trainer.group().size());
-  // The rank of an earlier group that had the file was killed, which takes a moment.
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(trainer.goes_on() ? 10 : 0);
-  for (;;) {
-    try {
-      return MetricsFile(config.metrics, header, complete);
-    } catch (const FileIsTaken&) {
-      if (std::chrono::steady_clock::now() >= until) throw;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  return when_free<FileIsTaken>(std::chrono::seconds(trainer.goes_on() ? 10 : 0),
+                                [&] { return MetricsFile(config.metrics, header, complete); });
 }
 
 void print_what_is_trained(Trainer& trainer) {

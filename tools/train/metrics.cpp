@@ -1,7 +1,5 @@
 #include "tools/train/metrics.h"
 
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <istream>
 #include <utility>
@@ -20,10 +18,9 @@ namespace {
 
 using nlohmann::ordered_json;  // keys in the order of the format's description
 
-ordered_json config_to_json(const TrainConfig& config) {
-  TrainConfig copy = config;
+ordered_json config_to_json(TrainConfig config) {
   ordered_json object = ordered_json::object();
-  for (const auto& [key, value] : bind(copy).values()) {
+  for (const auto& [key, value] : bind(config).values()) {
     const std::size_t dot = key.find('.');
     ordered_json& place = dot == std::string::npos ? object[key] : object[key.substr(0, dot)][key.substr(dot + 1)];
     std::visit([&place](const auto& v) { place = v; }, value);
@@ -131,10 +128,6 @@ MetricsFile::MetricsFile(std::string path, const std::string& header, std::int64
   if (kept == 0) write(header);
 }
 
-void MetricsFile::write(const std::string& line) {
-  const bool written = std::fwrite(line.data(), 1, line.size(), file_.get()) == line.size() &&
-                       std::fputc('\n', file_.get()) != EOF && std::fflush(file_.get()) == 0;
-  check(written, "cannot write the metrics file \"{}\": {}", path_, std::strerror(errno));
-}
+void MetricsFile::write(const std::string& line) { write_all(file_, line + "\n", "metrics", path_); }
 
 }  // namespace sherd

@@ -84,6 +84,12 @@ void check_apart(std::span<const FileOfKey> read, std::span<const FileOfKey> wri
   }
 }
 
+void write_all(const OutputFile& file, std::string_view text, std::string_view what, const std::string& path) {
+  const bool is_written =
+      std::fwrite(text.data(), 1, text.size(), file.get()) == text.size() && std::fflush(file.get()) == 0;
+  check(is_written, "cannot write the {} file \"{}\": {}", what, path, std::strerror(errno));
+}
+
 OutputFile open_output(const std::string& path, std::string_view what, OutputMode mode) {
   const int keep = mode == OutputMode::replace ? O_TRUNC : O_APPEND;
   const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | keep, 0666);

@@ -1,10 +1,12 @@
 #pragma once
 // Files that a run writes as it goes: metrics, traces.
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "runtime/tensor/error.h"
 
@@ -30,6 +32,22 @@ enum class OutputMode {
 /// as is what cannot be created, and what another process has as its own: FileIsTaken. Writing to a pipe later waits
 /// for its reader as ever.
 OutputFile open_output(const std::string& path, std::string_view what, OutputMode mode = OutputMode::replace);
+
+/// Writes the text, through to the system. Error naming the `what` file if it cannot.
+void write_all(const OutputFile& file, std::string_view text, std::string_view what, const std::string& path);
+
+/// What `work` returns; tried again while it throws `Taken`: a process that was killed has its files for a moment yet.
+template <class Taken, class Work>
+auto when_free(std::chrono::seconds limit, const Work& work) {
+  for (const auto until = std::chrono::steady_clock::now() + limit;;) {
+    try {
+      return work();
+    } catch (const Taken&) {
+      if (std::chrono::steady_clock::now() >= until) throw;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
 
 /// What is at `path` is lost when the `what` file is written there. Throws ExitError of kUsage if that is no earlier
 /// one: a regular file of which the bytes from `at` on do not begin with `beginning`, or are a part of that, as of a

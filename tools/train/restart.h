@@ -28,7 +28,7 @@ std::string saves_of_earlier_start(const TrainConfig& config, const RankInfo& ra
 struct RanksThatFit {
   int ranks = 1;
   nn::MeshAxes mesh{};  ///< for as many
-  std::string text;  ///< what is different from the first start; empty: nothing
+  std::string text;     ///< what is different from the first start; empty: nothing
 };
 
 /// All ranks, on the config's mesh; or, if a restart has left ranks out, the largest mesh of the same axes for the

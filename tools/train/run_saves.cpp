@@ -2,7 +2,6 @@
 
 #include <filesystem>
 #include <ratio>
-#include <thread>
 #include <utility>
 
 #include <unistd.h>
@@ -12,6 +11,7 @@
 #include "runtime/comm/job/rank.h"
 #include "runtime/comm/store/hmac.h"
 #include "tools/train/exit_status.h"
+#include "tools/train/output_file.h"
 #include "tools/train/restart.h"
 
 namespace sherd {
@@ -56,15 +56,7 @@ void RunSaves::claim(const ckpt::CheckpointReader* resumed) {
 }
 
 void RunSaves::claim_after_another_rank() {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (!lock_) {
-    try {
-      lock_.emplace(config_.save, owner_text(names_.run));
-    } catch (const Error&) {
-      if (std::chrono::steady_clock::now() >= until) throw;
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-  }
+  when_free<Error>(std::chrono::seconds(10), [&] { lock_.emplace(config_.save, owner_text(names_.run)); });
 }
 
 void RunSaves::share_names() {

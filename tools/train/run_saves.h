@@ -59,8 +59,8 @@ class RunSaves {
   const TrainConfig& config_;
   ProcessGroup& group_;
   std::optional<ckpt::FolderLock> lock_;  // rank 0's
-  SaveNames names_;                 // rank 0's
-  bool has_told_ = false;           // rank 0's: the launcher knows that there is a save
+  SaveNames names_;                       // rank 0's
+  bool has_told_ = false;                 // rank 0's: the launcher knows that there is a save
   ckpt::Retention retention_;
   std::optional<nn::AsyncSaver> saver_;             // config.save_async
   std::chrono::steady_clock::time_point saved_at_;  // or when the run began

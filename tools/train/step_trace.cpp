@@ -1,9 +1,7 @@
 #include "tools/train/step_trace.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 
 #include <sys/resource.h>
 
@@ -21,10 +19,7 @@ constexpr std::int64_t kWarmUpSteps = 10, kDefaultSteps = 5;
 
 void write_text(const std::string& path, std::string_view text) {
   check_replaceable(path, "trace", kTraceBeginning);
-  const OutputFile file = open_output(path, "trace");
-  const bool written =
-      std::fwrite(text.data(), 1, text.size(), file.get()) == text.size() && std::fflush(file.get()) == 0;
-  check(written, "cannot write the trace file \"{}\": {}", path, std::strerror(errno));
+  write_all(open_output(path, "trace"), text, "trace", path);
 }
 
 // "run/trace.json" -> "run/trace.rank2.json"
@@ -80,8 +75,7 @@ void StepTrace::after(std::int64_t step) {
   const std::unique_ptr<Trace> trace = std::move(trace_);
   const std::vector<std::string> texts = gather_text(group_, trace_events(*trace, group_.rank()));
   std::int64_t dropped = 0;
-  for (const std::string& text : gather_text(group_, std::to_string(trace->dropped())))
-    dropped += std::stoll(text);
+  for (const std::string& text : gather_text(group_, std::to_string(trace->dropped()))) dropped += std::stoll(text);
   together(group_, [&] {
     if (group_.rank() == 0) write(path_, texts, std::to_string(group_.size()), dropped);
   });

@@ -3,7 +3,6 @@
 // and the formula of links predict.
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <optional>
 #include <ranges>
 #include <thread>
@@ -238,11 +237,7 @@ class Walk {
   void print(const Table& table) {
     if (flags_.json) fmt::print("{}", to_json(table));
     else fmt::print("{}\n{}\n", to_text(table), verdict_of(table));
-    if (!svg_) return;
-    const std::string picture = to_svg(table);
-    const bool is_written =
-        std::fwrite(picture.data(), 1, picture.size(), svg_.get()) == picture.size() && std::fflush(svg_.get()) == 0;
-    check(is_written, "cannot write the picture \"{}\": {}", flags_.svg, std::strerror(errno));
+    if (svg_) write_all(svg_, to_svg(table), "picture", flags_.svg);
   }
 
   // A run that does not fit is a result; one that fails in another way is not.
