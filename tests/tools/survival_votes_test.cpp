@@ -16,6 +16,11 @@ namespace {
 using std::chrono::milliseconds;
 using namespace std::chrono_literals;
 
+/// The vote of a rank that has the state.
+std::string voted(std::int64_t updates, bool can_update) {
+  return AttrsView(UpdateVote{.updates = updates, .can_update = can_update}).print();
+}
+
 class SurvivalVotes : public ::testing::Test {
  protected:
   void publish(int number, const std::string& ranks) { store_.set(survival_key::generation(number), ranks); }
@@ -47,30 +52,30 @@ TEST_F(SurvivalVotes, AnUpdateIsMadeByAllWhoCanOrByNone) {
     vote(number, 1, one);
     return of(0, number - 1).agree(zero).updates;
   };
-  EXPECT_EQ(decide(3, at_the_point, "5 1"), 6);
-  EXPECT_EQ(decide(4, at_the_point, "5 0"), 5) << "one has lost its gradients";
-  EXPECT_EQ(decide(5, before, "5 1"), 5);
-  EXPECT_EQ(decide(6, after, "6 0"), 6);
-  expect_error([&] { decide(7, after, "5 0"); }, {"6 updates", "only 5"});
+  EXPECT_EQ(decide(3, at_the_point, voted(5, true)), 6);
+  EXPECT_EQ(decide(4, at_the_point, voted(5, false)), 5) << "one has lost its gradients";
+  EXPECT_EQ(decide(5, before, voted(5, true)), 5);
+  EXPECT_EQ(decide(6, after, voted(6, false)), 6);
+  expect_error([&] { decide(7, after, voted(5, false)); }, {"6 updates", "only 5"});
   expect_error([&] { decide(8, after, "5"); }, {"is no vote"});
 }
 
 // Rank 2 dies before it has voted, or when it has: the others may have read its vote, or not.
 TEST_F(SurvivalVotes, WhoDiesInTheVoteChangesNothingOfWhatOthersHaveDone) {
   const UpdateVote can{.updates = 5, .can_update = true};
-  for (const std::string last_word : {"", "5 1", "5 0"}) {
+  for (const std::string& last_word : {std::string(), voted(5, true), voted(5, false)}) {
     ThreadStore store;
     const auto agree = [&](int rank, int last, const UpdateVote& own) {
       return Generations(store, rank, last, 20s).agree(own);
     };
     store.set(survival_key::generation(1), "0,1,2");
-    store.set(survival_key::vote(1, 1), "5 1");
+    store.set(survival_key::vote(1, 1), voted(5, true));
     UpdateVote zero = can;
     int last = 0;
     if (!last_word.empty()) {  // rank 0 has read all votes, rank 1 has not
       store.set(survival_key::vote(1, 2), last_word);
       zero = {.updates = agree(0, 0, can).updates};
-      EXPECT_EQ(zero.updates, last_word == "5 1" ? 6 : 5);
+      EXPECT_EQ(zero.updates, last_word == voted(5, true) ? 6 : 5);
       last = 1;
     }
     Agreement one;
@@ -79,7 +84,7 @@ TEST_F(SurvivalVotes, WhoDiesInTheVoteChangesNothingOfWhatOthersHaveDone) {
     const Agreement own = agree(0, last, zero);
     other.join();
     EXPECT_EQ(own.updates, one.updates) << last_word;
-    EXPECT_EQ(own.updates, last_word == "5 0" ? 5 : 6) << last_word;
+    EXPECT_EQ(own.updates, last_word == voted(5, false) ? 5 : 6) << last_word;
     EXPECT_EQ(one.generation.number, 2);
   }
 }
@@ -134,7 +139,7 @@ TEST_F(SurvivalVotes, OneOfThoseThatWaitSaysForWhom) {
   ASSERT_FALSE(said.empty());
   expect_within(said[0], {"rank 0 has waited 0.", "s for the launcher to name the next group", "(deadline 0.3 s)"});
   publish(1, "0,1,2");
-  vote(1, 1, "1 0");
+  vote(1, 1, voted(1, false));
   said.clear();
   expect_error([&] { agree(0); }, {"rank 2 has not said"});
   ASSERT_FALSE(said.empty());
@@ -257,7 +262,7 @@ TEST_F(SurvivalOfReplicas, WhoIsWaitedForTooLongIsToBeKilled) {
   EXPECT_TRUE(late(12s).empty());
   EXPECT_EQ(late(13s), std::vector{3});
   ASSERT_EQ(lose(3, now_ + 13s), Fate::goes_on);
-  store_.set(survival_key::vote(1, 0), "1 0");
+  store_.set(survival_key::vote(1, 0), voted(1, false));
   EXPECT_TRUE(late(14s).empty());
   EXPECT_EQ(late(16s), std::vector{1}) << "it has not voted";
 }
@@ -266,10 +271,10 @@ TEST_F(SurvivalOfReplicas, WhoLivesIsWaitedForUntilTheDeadline) {
   announce();
   ASSERT_EQ(lose(3, now_), Fate::goes_on);
   const auto late = [&](std::chrono::seconds at) { return survival_.stragglers(now_ + at, [](int) { return false; }); };
-  store_.set(survival_key::vote(1, 0), survival_key::kFresh);
+  store_.set(survival_key::vote(1, 0), AttrsView(UpdateVote{.has_state = false}).print());
   EXPECT_TRUE(late(10s).empty());
   EXPECT_TRUE(late(40s).empty()) << "newcomers wait for steps, evaluations and saves to end";
-  store_.set(survival_key::vote(1, 0), "1 0");
+  store_.set(survival_key::vote(1, 0), voted(1, false));
   EXPECT_TRUE(late(41s).empty());
   EXPECT_TRUE(late(60s).empty());
   EXPECT_EQ(late(62s), std::vector{1});
@@ -280,7 +285,7 @@ TEST_F(SurvivalOfReplicas, AGroupThatAllHaveLeftIsFormedAgain) {
   ASSERT_TRUE(survival_.is_known());
   for (int again = 0; again < 5; ++again) {
     for (const int rank : {0, 1, 2, 3}) {
-      store_.set(survival_key::vote(again, rank), "1 0");
+      store_.set(survival_key::vote(again, rank), voted(1, false));
       store_.set(survival_key::waiting(again, rank), "1");
     }
     store_.add(survival_key::num_waiting(again), 4);

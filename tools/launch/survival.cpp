@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <ranges>
 #include <utility>
 
 #include <fmt/format.h>
@@ -38,13 +39,11 @@ bool Survival::is_known() {
   if (!replicas_.empty()) return true;
   if (!has(survival_key::kReplicas)) return false;
   const std::string text = store_->get(survival_key::kReplicas, milliseconds(0));
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(';', begin), text.size());
-    Replica replica{.ranks = ranks_from_text(text.substr(begin, end - begin)), .since = start_, .pause = backoff_};
+  for (const auto part : std::views::split(text, ';')) {
+    Replica replica{.ranks = ranks_from_text({part.begin(), part.end()}), .since = start_, .pause = backoff_};
     for (const int rank : replica.ranks)
       check(rank < num_ranks_, "the job says that rank {} of {} is of a replica", rank, num_ranks_);
     replicas_.push_back(std::move(replica));
-    begin = end + 1;
   }
   patience_ = milliseconds(std::stoll(store_->get(survival_key::kPatience, milliseconds(0))));
   deadline_ = milliseconds(std::stoll(store_->get(survival_key::kDeadline, milliseconds(0))));
@@ -171,7 +170,7 @@ std::vector<int> Survival::late_ranks() {
     // Newcomers wait for members to end their step, an evaluation or a save.
     const bool waits_one_with_state = std::ranges::any_of(ranks, [&](int rank) {
       const std::string key = survival_key::vote(generation_, rank);
-      return has(key) && store_->get(key, milliseconds(0)) != survival_key::kFresh;
+      return has(key) && vote_from_text(store_->get(key, milliseconds(0))).has_state;
     });
     return waits_one_with_state ? late : std::vector<int>();
   }

@@ -1,7 +1,6 @@
 #include "tools/train/generations.h"
 
 #include <algorithm>
-#include <charconv>
 #include <string_view>
 #include <utility>
 
@@ -9,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "runtime/tensor/error.h"
+#include "tools/train/skipped_batches.h"
 
 namespace sherd {
 
@@ -18,21 +18,6 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPatience{100};  // with one key, before another is looked for
-
-std::string vote_to_text(const UpdateVote& vote) {
-  return vote.has_state ? fmt::format("{} {}", vote.updates, vote.can_update ? 1 : 0) : survival_key::kFresh;
-}
-
-UpdateVote vote_from_text(const std::string& text) {
-  if (text == survival_key::kFresh) return {.has_state = false};
-  UpdateVote vote;
-  const char* const end = text.data() + text.size();
-  const auto [at, error] = std::from_chars(text.data(), end, vote.updates);
-  check(error == std::errc() && end - at == 2 && *at == ' ' && (at[1] == '0' || at[1] == '1'),
-        "\"{}\" is no vote of a rank; do all ranks run the same program?", text);
-  vote.can_update = at[1] == '1';
-  return vote;
-}
 
 /// Nothing if nobody sets it in time. Other errors of the store end the rank, as the launcher is gone.
 std::optional<std::string> value_of(Store& store, const std::string& key, milliseconds wait) {
@@ -91,19 +76,15 @@ std::string survival_key::waiting(int number, int rank) { return fmt::format("su
 std::string ranks_to_text(const std::vector<int>& ranks) { return fmt::format("{}", fmt::join(ranks, ",")); }
 
 std::vector<int> ranks_from_text(const std::string& text) {
-  std::vector<int> ranks;
-  const char* at = text.data();
-  const char* const end = at + text.size();
-  for (;;) {
-    int rank = -1;
-    const auto [next, error] = std::from_chars(at, end, rank);
-    const bool is_last = next == end;
-    check(error == std::errc() && rank >= 0 && (is_last || *next == ','),
-          "ranks are numbers with commas between them, not \"{}\"", text);
-    ranks.push_back(rank);
-    if (is_last) return ranks;
-    at = next + 1;
-  }
+  const auto ranks = numbers_from_text(text);
+  check(ranks && !ranks->empty(), "ranks are numbers with commas between them, not \"{}\"", text);
+  return {ranks->begin(), ranks->end()};
+}
+
+UpdateVote vote_from_text(const std::string& text) {
+  try {
+    return parse_attrs(attr_kind<UpdateVote>, text).as<UpdateVote>();
+  } catch (const Error&) { fail("\"{}\" is no vote of a rank; do all ranks run the same program?", text); }
 }
 
 Generations::Generations(Store& store, int rank, int last, milliseconds deadline, WaitNotice notice)
@@ -174,7 +155,7 @@ Agreement Generations::agree(const UpdateVote& own) {
   Generation generation = await_after(last_, own);
   for (;;) {
     if (generation.is_over) return {.generation = generation, .updates = 0, .has_state = {}};
-    store_.set(survival_key::vote(generation.number, rank_), vote_to_text(own));
+    store_.set(survival_key::vote(generation.number, rank_), AttrsView(own).print());
     if (std::optional<Agreement> agreement = count_votes(generation)) {
       last_ = generation.number;
       return *std::move(agreement);

@@ -17,6 +17,7 @@
 
 #include "runtime/comm/group/wait_notice.h"
 #include "runtime/comm/store/store.h"
+#include "runtime/op/attrs/attr_list.h"
 
 namespace sherd {
 
@@ -33,8 +34,6 @@ inline constexpr const char* kOver = "over";
 inline constexpr const char* kPatience = "survive/patience";
 /// --deadline in milliseconds: those that live.
 inline constexpr const char* kDeadline = "survive/deadline";
-/// The vote of a rank without the state.
-inline constexpr const char* kFresh = "fresh";
 /// A rank that was started again, in its `life`th life: it has read its data.
 std::string ready(int life, int rank);
 /// A vote of a rank in a generation.
@@ -61,7 +60,12 @@ struct UpdateVote {
   bool has_state = true;  ///< false: a rank that was started again, and has not been given the state yet
   std::int64_t updates = 0;
   bool can_update = false;  ///< it has come to the point where the next one needs no peers
+  static constexpr AttrField fields[] = {attr<&UpdateVote::has_state>("has_state"),
+                                         attr<&UpdateVote::updates>("updates"),
+                                         attr<&UpdateVote::can_update>("can_update")};
 };
+/// Error for text that is none.
+UpdateVote vote_from_text(const std::string& text);
 
 struct Agreement {
   Generation generation;

@@ -1,6 +1,7 @@
 #include "tools/train/skipped_batches.h"
 
 #include <charconv>
+#include <ranges>
 
 #include <fmt/ranges.h>
 
@@ -8,18 +9,21 @@
 
 namespace sherd {
 
-SkippedBatches::SkippedBatches(std::string_view text, const std::string& source) {
-  const char* at = text.data();
-  const char* const end = at + text.size();
-  while (at != end) {
-    std::int64_t batch = -1;
-    const auto [next, error] = std::from_chars(at, end, batch);
-    const bool is_last = next == end;
-    check(error == std::errc() && batch >= 0 && (is_last || (*next == ',' && next + 1 != end)),
-          "{}: skipped batches are numbers with commas between them, not \"{}\"", source, text);
-    batches_.insert(batch);
-    at = is_last ? end : next + 1;
+std::optional<std::vector<std::int64_t>> numbers_from_text(std::string_view text) {
+  std::vector<std::int64_t> numbers;
+  for (const auto part : std::views::split(text, ',')) {
+    const std::string_view digits(part.begin(), part.end());
+    const char* const last = digits.data() + digits.size();
+    const auto [end, error] = std::from_chars(digits.data(), last, numbers.emplace_back(-1));
+    if (error != std::errc() || end != last || numbers.back() < 0) return std::nullopt;
   }
+  return numbers;
+}
+
+SkippedBatches::SkippedBatches(std::string_view text, const std::string& source) {
+  const auto numbers = numbers_from_text(text);
+  check(numbers.has_value(), "{}: skipped batches are numbers with commas between them, not \"{}\"", source, text);
+  batches_ = {numbers->begin(), numbers->end()};
 }
 
 std::int64_t SkippedBatches::batch_of(std::int64_t step) const {

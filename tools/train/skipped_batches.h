@@ -1,13 +1,18 @@
 #pragma once
 // Which batches of the data a run has left out, after they made it diverge.
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "runtime/op/attrs/attr_text.h"
 
 namespace sherd {
+
+/// "37,112": numbers from 0 with commas between them, or none; nothing for other text.
+std::optional<std::vector<std::int64_t>> numbers_from_text(std::string_view text);
 
 /// Steps take the batches 0, 1, 2, ... in their order, without those that are skipped.
 class SkippedBatches {
