@@ -15,7 +15,6 @@ struct Command {
   int (*run)(std::span<const std::string_view> args);
 };
 
-int run_launch(std::span<const std::string_view> args);  // launch.cpp
 int run_train(std::span<const std::string_view> args);   // train.cpp
 int run_sample(std::span<const std::string_view> args);  // sample.cpp
 int run_eval(std::span<const std::string_view> args);    // eval.cpp

@@ -9,6 +9,7 @@
 #include "runtime/tensor/error.h"
 #include "tools/cli/command.h"
 #include "tools/cli/program.h"
+#include "tools/launch/launch.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
 #include "tools/train/version.h"

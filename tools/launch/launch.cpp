@@ -1,12 +1,12 @@
 #include "tools/launch/launch.h"
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <iterator>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "runtime/comm/job/rank.h"
@@ -57,48 +57,27 @@ int count_of(std::string_view flag, std::string_view what, std::string_view text
 
 std::chrono::milliseconds parse_seconds(std::string_view flag, std::string_view text) {
   constexpr double kMost = 86400;
-  double seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  check_usage(error == std::errc() && end == text.data() + text.size() && seconds >= 0 && seconds <= kMost,
-              "run: {} '{}' is no number of seconds from 0 to {}", flag, text, kMost);
-  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+  const std::optional<double> seconds = parse_number(text);
+  check_usage(seconds && *seconds >= 0 && *seconds <= kMost, "run: {} '{}' is no number of seconds from 0 to {}", flag,
+              text, kMost);
+  return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
 }
 
-/// A flag with one value: what it counts, and what it sets.
+/// A flag with one value: a count from `least` to `most`, or seconds.
 struct Flag {
   std::string_view name, unit;
-  void (*set)(SuperviseOptions& options, const Flag& flag, std::string_view text);
+  std::variant<int*, std::chrono::milliseconds*> target;
+  int least = 0, most = kMaxRanks;
+
+  void set(std::string_view text) const {
+    if (int* const* count = std::get_if<int*>(&target)) **count = count_of(name, unit, text, least, most);
+    else *std::get<std::chrono::milliseconds*>(target) = parse_seconds(name, text);
+  }
 };
 
-constexpr Flag kFlags[] = {
-    {"-n", "ranks",
-     [](auto& options, const Flag& flag, auto text) {
-       options.ranks = count_of(flag.name, flag.unit, text, 1, kMaxRanks);
-     }},
-    {"--save-grace", "seconds",
-     [](auto& options, const Flag& flag, auto text) { options.save_grace = parse_seconds(flag.name, text); }},
-    {"--frozen-after", "seconds",
-     [](auto& options, const Flag& flag, auto text) { options.frozen_after = parse_seconds(flag.name, text); }},
-    {"--restarts", "restarts",
-     [](auto& options, const Flag& flag, auto text) {
-       options.restart.restarts = count_of(flag.name, flag.unit, text, 0, kMaxRestarts);
-     }},
-    {"--backoff", "seconds",
-     [](auto& options, const Flag& flag, auto text) { options.restart.backoff = parse_seconds(flag.name, text); }},
-    {"--min-ranks", "ranks",
-     [](auto& options, const Flag& flag, auto text) {
-       options.restart.min_ranks = count_of(flag.name, flag.unit, text, 1, kMaxRanks);
-     }},
-};
-
-std::vector<std::string> known_flags() {
-  std::vector<std::string> names{"--survive", "--help"};
-  for (const Flag& flag : kFlags) names.emplace_back(flag.name);
-  return names;
-}
-
-[[noreturn]] void fail_unknown(std::string_view name) {
-  const std::vector<std::string> known = known_flags();
+[[noreturn]] void fail_unknown(std::string_view name, std::span<const Flag> flags) {
+  std::vector<std::string> known{"--survive", "--help"};
+  for (const Flag& flag : flags) known.emplace_back(flag.name);
   throw ExitError(kUsage, fmt::format("run: unknown flag '{}'{}; known are {}, and what follows -- is the command",
                                       name, did_you_mean(name, known), fmt::join(known, ", ")));
 }
@@ -108,6 +87,13 @@ std::vector<std::string> known_flags() {
 int run_launch(std::span<const std::string_view> args) {
   SuperviseOptions options;
   options.ranks = 0;
+  RestartOptions& restart = options.restart;
+  const Flag flags[] = {{"-n", "ranks", &options.ranks, 1},
+                        {"--save-grace", "seconds", &options.save_grace},
+                        {"--frozen-after", "seconds", &options.frozen_after},
+                        {"--restarts", "restarts", &restart.restarts, 0, kMaxRestarts},
+                        {"--backoff", "seconds", &restart.backoff},
+                        {"--min-ranks", "ranks", &restart.min_ranks, 1}};
   while (!args.empty() && args[0].starts_with('-')) {
     const std::string_view name = args[0];
     args = args.subspan(1);
@@ -120,22 +106,21 @@ int run_launch(std::span<const std::string_view> args) {
       fmt::print("{}", kHelp);
       return 0;
     }
-    const Flag* const flag = std::ranges::find(kFlags, name, &Flag::name);
-    if (flag == std::end(kFlags)) fail_unknown(name);
+    const Flag* const flag = std::ranges::find(flags, name, &Flag::name);
+    if (flag == std::end(flags)) fail_unknown(name, flags);
     check_usage(!args.empty(), "run: {} needs the number of {} after it", name, flag->unit);
-    flag->set(options, *flag, args[0]);
+    flag->set(args[0]);
     args = args.subspan(1);
   }
   check_usage(options.ranks > 0, "run: the number of ranks is missing: sherd run -n N -- COMMAND");
   check_usage(!args.empty(), "run: the command is missing: sherd run -n {} -- COMMAND", options.ranks);
-  check_usage(options.restart.min_ranks <= options.ranks, "run: --min-ranks {} is more than the {} ranks of -n",
-              options.restart.min_ranks, options.ranks);
-  check_usage(options.restart.min_ranks == 0 || options.restart.restarts > 0,
-              "run: --min-ranks {} says what a restart may leave out; give --restarts N too",
-              options.restart.min_ranks);
-  check_usage(!options.survive || options.restart.min_ranks == 0,
+  check_usage(restart.min_ranks <= options.ranks, "run: --min-ranks {} is more than the {} ranks of -n",
+              restart.min_ranks, options.ranks);
+  check_usage(restart.min_ranks == 0 || restart.restarts > 0,
+              "run: --min-ranks {} says what a restart may leave out; give --restarts N too", restart.min_ranks);
+  check_usage(!options.survive || restart.min_ranks == 0,
               "run: --min-ranks {} leaves ranks out for good, --survive waits for them to come back; give one of them",
-              options.restart.min_ranks);
+              restart.min_ranks);
   const RankInfo outside = discover_rank();
   check_usage(outside.full_world_size == 1,
               "run: {} has started this as rank {} of {}, and each of them would start {} ranks of a job of its own; "

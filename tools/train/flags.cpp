@@ -126,6 +126,18 @@ std::string quote(std::string_view text) {
   return result + "\"";
 }
 
+std::string hint(std::string_view key, const ConfigTable& table) {
+  const std::vector<std::string> keys = table.keys();
+  if (const auto name = nearest(key, keys)) return fmt::format("did you mean {}?", flag_name(*name));
+  return keys.empty() ? "there are none here" : "--help lists all of them";
+}
+
+/// What other programs take for true or false, which is no word of the command.
+bool is_switch_elsewhere(std::string_view text) {
+  constexpr std::string_view kWords[] = {"0", "1", "yes", "no", "on", "off", "True", "False", "TRUE", "FALSE"};
+  return std::ranges::find(kWords, text) != std::end(kWords);
+}
+
 }  // namespace
 
 Device parse_device(std::string_view text) {
@@ -234,16 +246,10 @@ std::vector<std::string> ConfigTable::keys() const {
   return result;
 }
 
-std::vector<std::pair<std::string, ConfigValue>> ConfigTable::values() const {
-  std::vector<std::pair<std::string, ConfigValue>> result;
-  for (const Row& row : rows_) result.emplace_back(row.key, read_target(row.target));
-  return result;
-}
-
-std::vector<std::pair<std::string, ConfigValue>> ConfigTable::values(KeyRole role) const {
+std::vector<std::pair<std::string, ConfigValue>> ConfigTable::values(std::optional<KeyRole> role) const {
   std::vector<std::pair<std::string, ConfigValue>> result;
   for (const Row& row : rows_)
-    if (row.role == role) result.emplace_back(row.key, read_target(row.target));
+    if (!role || row.role == *role) result.emplace_back(row.key, read_target(row.target));
   return result;
 }
 
@@ -275,22 +281,6 @@ std::string ConfigTable::help() const {
   if (has_bytes) text += fmt::format("\n{}.\n", kByteUnits);
   return text;
 }
-
-namespace {
-std::string hint(std::string_view key, const ConfigTable& table) {
-  const std::vector<std::string> keys = table.keys();
-  if (const auto name = nearest(key, keys)) return fmt::format("did you mean {}?", flag_name(*name));
-  return keys.empty() ? "there are none here" : "--help lists all of them";
-}
-}  // namespace
-
-namespace {
-/// What other programs take for true or false, which is no word of the command.
-bool is_switch_elsewhere(std::string_view text) {
-  constexpr std::string_view kWords[] = {"0", "1", "yes", "no", "on", "off", "True", "False", "TRUE", "FALSE"};
-  return std::ranges::find(kWords, text) != std::end(kWords);
-}
-}  // namespace
 
 CommandLine parse_command_line(const ConfigTable& table, std::span<const std::string_view> args) {
   CommandLine line;

@@ -88,8 +88,7 @@ class ConfigTable {
   bool is_switch_value(std::string_view key, std::string_view text) const;
   std::vector<std::string> keys() const;
   /// Present values in the order of add(); `role` filters.
-  std::vector<std::pair<std::string, ConfigValue>> values() const;
-  std::vector<std::pair<std::string, ConfigValue>> values(KeyRole role) const;
+  std::vector<std::pair<std::string, ConfigValue>> values(std::optional<KeyRole> role = {}) const;
 
   /// The present values as a TOML document that load_toml_text() reads back to the same bits.
   std::string to_toml() const;

@@ -36,18 +36,6 @@ std::string saves_of(const std::string& place, const std::string& job, std::stri
   return "";
 }
 
-int product(const Axes& axes) {
-  int result = 1;
-  for (const DeviceMesh::Axis& axis : axes) result *= axis.size;
-  return result;
-}
-
-int size_of(const Axes& axes, std::string_view name) {
-  for (const DeviceMesh::Axis& axis : axes)
-    if (axis.name == name) return axis.size;
-  return 1;
-}
-
 /// Calls `visit` with every mesh of these axes that is nowhere larger.
 template <class Visit>
 void each_smaller(const Axes& full, Axes& axes, std::size_t at, const Visit& visit) {
@@ -100,23 +88,24 @@ RanksThatFit ranks_that_fit(const TrainConfig& config, const RankInfo& rank) {
   if (rank.world_size >= rank.full_world_size) return {rank.world_size, config.plan.mesh, ""};
   const Axes full = config.plan.mesh.over(rank.full_world_size);
   Axes axes = full;
-  std::optional<Axes> best;
-  const auto worth = [](const Axes& mesh) {
-    return std::tuple(product(mesh), size_of(mesh, "tp"), -size_of(mesh, "replicate"));
+  std::optional<nn::MeshAxes> best;
+  const auto worth = [](const nn::MeshAxes& mesh) {
+    return std::tuple(mesh.count(1), std::max(mesh.size("tp"), 1), -std::max(mesh.size("replicate"), 1));
   };
   const int slices = config.plan.reshard_after_forward.ranks().value_or(1);
-  each_smaller(full, axes, 0, [&](const Axes& mesh) {
-    if (size_of(mesh, "dp") % slices != 0) return;
-    if (product(mesh) > rank.world_size || !nn::divides(config.plan, config.batch, nn::count_data_ranks(mesh))) return;
-    if (!best || worth(mesh) > worth(*best)) best = mesh;
+  each_smaller(full, axes, 0, [&](const Axes& smaller) {
+    const nn::MeshAxes mesh(smaller);
+    const bool divides = mesh.size("dp") % slices == 0 && mesh.count(1) <= rank.world_size &&
+                         nn::divides(config.plan, config.batch, nn::count_data_ranks(smaller));
+    if (divides && (!best || worth(mesh) > worth(*best))) best = mesh;
   });
   check(best.has_value(),
         "no mesh of at most {} ranks divides batch = {} into accumulate = {} micro-batches and is divided by "
         "reshard_after_forward",
         rank.world_size, config.batch, config.plan.micro_batches);
-  RanksThatFit fit{product(*best), config.plan.mesh.is_open() ? nn::MeshAxes() : nn::MeshAxes(*best), ""};
+  RanksThatFit fit{static_cast<int>(best->count(1)), config.plan.mesh.is_open() ? nn::MeshAxes() : *best, ""};
   fit.text = fmt::format("{} of the {} ranks of the first start are left: trains on {} of them, {}", rank.world_size,
-                         rank.full_world_size, fit.ranks, nn::MeshAxes(*best).text());
+                         rank.full_world_size, fit.ranks, best->text());
   return fit;
 }
 

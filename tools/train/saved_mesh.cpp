@@ -7,12 +7,6 @@ namespace sherd {
 
 namespace {
 
-int size_of_dp(const TrainConfig& config, int ranks) {
-  for (const DeviceMesh::Axis& axis : config.plan.mesh.over(ranks))
-    if (axis.name == "dp") return axis.size;
-  return 1;
-}
-
 /// The most ranks with data of their own, below `data_ranks`, that the batch divides into: "2 ranks".
 std::string ranks_that_divide(const TrainConfig& config, std::int64_t data_ranks) {
   std::int64_t ranks = std::max<std::int64_t>(data_ranks - 1, 1);
@@ -45,7 +39,8 @@ std::string take_ranks_there_are(TrainConfig& config, const ConfigTable& given, 
     }
   }
   const std::optional<int> slices = config.plan.reshard_after_forward.ranks();
-  if (slices && *slices > 0 && !given.is_given("reshard_after_forward") && size_of_dp(config, ranks) % *slices != 0) {
+  if (slices && *slices > 0 && !given.is_given("reshard_after_forward") &&
+      nn::MeshAxes(config.plan.mesh.over(ranks)).size("dp") % *slices != 0) {
     changes.push_back(fmt::format("reshard_after_forward {} does not divide dp, takes true", *slices));
     config.plan.reshard_after_forward = true;
   }

@@ -35,8 +35,7 @@ void check_run_survives(const TrainConfig& config, int ranks) {
 
 ReplicaLayout::ReplicaLayout(const TrainConfig& config, int ranks)
     : axes_(as_usage([&] { return config.plan.mesh.of(ranks); })) {
-  for (const DeviceMesh::Axis& axis : axes_)
-    if (axis.name == "replicate") num_replicas_ = axis.size;
+  num_replicas_ = std::max(nn::MeshAxes(axes_).size("replicate"), 1);
   check_run_survives(config, ranks);
   num_data_ranks_ = nn::count_data_ranks(axes_);
   for (int rank = 0; rank < ranks; ++rank) {

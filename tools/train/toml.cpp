@@ -71,15 +71,6 @@ toml::table parse(std::string_view text, const std::string& source) {
   }
 }
 
-}  // namespace
-
-void load_toml_text(ConfigTable& table, std::string_view text, const std::string& source) {
-  check(text.size() <= kMaxBytes, "{}: a config has at most {} bytes, this one {}", source, kMaxBytes, text.size());
-  set_all(table, parse(text, source), "", 1, source);
-}
-
-namespace {
-
 /// All of a file, or of what somebody writes into a pipe; nothing comes of a pipe for longer than this: Error.
 std::string read_config(const std::string& path) {
   constexpr int kPatienceMs = 2000;
@@ -104,6 +95,11 @@ std::string read_config(const std::string& path) {
 }
 
 }  // namespace
+
+void load_toml_text(ConfigTable& table, std::string_view text, const std::string& source) {
+  check(text.size() <= kMaxBytes, "{}: a config has at most {} bytes, this one {}", source, kMaxBytes, text.size());
+  set_all(table, parse(text, source), "", 1, source);
+}
 
 // What it holds is as wrong as flags are; that it cannot be read may be over by the next start.
 void load_toml_file(ConfigTable& table, const std::string& path) {
