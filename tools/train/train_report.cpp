@@ -3,78 +3,42 @@
 #include <algorithm>
 #include <optional>
 
-#include "nn/parallel/extensions/blocks.h"
-#include "nn/parallel/shard/wrap/fully_shard.h"
-#include "nn/plan/apply.h"
 #include "runtime/exec/purpose.h"
-#include "runtime/op/rows/optimizer_attrs.h"
 #include "tools/train/explained_peak.h"
 #include "tools/train/gather_attrs.h"
+#include "tools/train/predicted_peak.h"
 
 namespace sherd {
 
 namespace {
 
-// Values of one byte and a scale for each block of each shard (nn/parallel/extensions). Vectors are gathered as the
-// optimizer has them, but reduced like all others.
-std::int64_t bytes_in_8_bits(const UnitLayout& unit, bool has_vectors) {
-  std::int64_t bytes = 0;
-  for (const UnitPiece& piece : unit.pieces)
-    for (const std::int64_t count : unit.counts(piece))
-      bytes += piece.shape.size() > 1 || has_vectors ? count + 4 * nn::num_blocks(count, nn::kQuantizationBlock)
-                                                     : count * byte_size(piece.dtype);
-  return bytes;
-}
-
-// The formula is that of one axis, and of parameters that are gathered in every pass, among all its ranks.
-bool has_formula(const Trainer& trainer, const TrainConfig& config) {
-  return trainer.mesh().root().ndim() == 1 && nn::unit_policy(config.plan, {}).parameters != nn::ShardedOver::none &&
-         !config.plan.reshard_after_forward.ranks();
-}
-
-// What one step should communicate where parameters are sharded: every group is gathered for forward, resharding groups
-// again for backward, and every group's gradients are reduced once, after the last micro-batch, or once for each; then
-// one number for the norm and one for the loss.
-CommCounts formula(Trainer& trainer, const TrainConfig& config) {
-  CommCounts expected;
-  if (trainer.group().size() == 1) return expected;
-  const nn::TrainingPlan plan = nn::on_ranks(config.plan, trainer.mesh().num_data_ranks());
-  const auto after_forward = nn::unit_policy(plan, {}).reshard_after_forward;
-  const bool reshards = !after_forward || !after_forward->is_off();
-  const auto units = nn::units(trainer.model());
-  const std::int64_t reductions = plan.accumulate_shards ? plan.micro_batches : 1;
-  const std::int64_t made = byte_size(plan.param_dtype), summed = nn::waiting_gradient_bytes(plan);
-  const bool gathers_8_bits = !plan.gather.is_exact(), reduces_8_bits = !plan.reduce.is_exact();
-  CommCounts::Item& reduction = reduces_8_bits ? expected.all_to_all : expected.reduce_scatter;
-  for (const nn::UnitHandle& unit : units) {
-    std::int64_t elements = 0;
-    for (const nn::Parameter* p : unit.parameters()) elements += p->numel();
-    const bool is_root = unit == nn::unit_of(trainer.model());
-    const std::int64_t gathers = (!is_root && reshards ? 2 : 1) * plan.micro_batches;
-    expected.all_gather.calls += gathers;
-    expected.all_gather.bytes += gathers * (gathers_8_bits ? bytes_in_8_bits(unit.layout(), false) : elements * made);
-    reduction.calls += reductions;
-    reduction.bytes += reductions * (reduces_8_bits ? bytes_in_8_bits(unit.layout(), true)
-                                                    : elements * (reductions < plan.micro_batches ? summed : made));
+// What a ghost of rank 0 communicates in a step; nothing where a step does more than a ghost makes: it agrees with the
+// replicas that are left.
+std::optional<CommCounts> predicted_collectives(Trainer& trainer, const TrainSummary& summary) {
+  if (summary.survival || trainer.group().rank() != 0) return std::nullopt;
+  CommCounts counts;
+  const PredictedPeak predicted = predict_peak(trainer.config(), 0, trainer.group().size(),
+                                               trainer.data().vocabulary().size(), {.evaluates = false});
+  for (const CommCounter::Entry& entry : predicted.issued) {
+    counts.of(entry.kind).calls += entry.item.calls;
+    counts.of(entry.kind).bytes += entry.item.bytes;
   }
-  // The squared norm in f64, or the words of its exact sum; the loss in f32.
-  expected.all_reduce = {2, (plan.numerics.layout_free() ? 8 * kExactWords : 8) + 4};
-  return expected;
+  return counts;
 }
 
-std::string beside_formula(const CommCounts::Item& seen, const CommCounts::Item& expected) {
-  return fmt::format("   formula {:>4} calls {:>9}{}", expected.calls, format_bytes(expected.bytes),
-                     seen.calls == expected.calls && seen.bytes == expected.bytes ? "" : "   DIFFERS");
+std::string beside_predicted(const CommCounts::Item& seen, const CommCounts::Item& predicted) {
+  return fmt::format("   ghost {:>4} calls {:>9}{}", predicted.calls, format_bytes(predicted.bytes),
+                     seen.calls == predicted.calls && seen.bytes == predicted.bytes ? "" : "   DIFFERS");
 }
 
-std::string collectives(Trainer& trainer, const TrainConfig& config, const CommCounts& seen) {
-  std::optional<CommCounts> expected;
-  if (has_formula(trainer, config)) expected = formula(trainer, config);
+std::string collectives(Trainer& trainer, const TrainSummary& summary) {
+  const CommCounts& seen = summary.step_comm;
+  const std::optional<CommCounts> predicted = predicted_collectives(trainer, summary);
   std::string text;
   for (const comm::CommOp op :
        {comm::CommOp::all_gather, comm::CommOp::reduce_scatter, comm::CommOp::all_to_all, comm::CommOp::all_reduce})
     text += fmt::format("  {:<15} {:>4} calls {:>9}{}\n", name(op), seen.of(op).calls, format_bytes(seen.of(op).bytes),
-                        expected ? beside_formula(seen.of(op), expected->of(op)) : "");
+                        predicted ? beside_predicted(seen.of(op), predicted->of(op)) : "");
   return text;
 }
 
@@ -125,7 +89,7 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
   text += fmt::format("; {:.1f} s\n", summary.seconds) + memory_table(trainer, summary);
   if (summary.peak) text += "memory of rank 0 at its peak\n" + print_picture(*summary.peak, 12);
   if (trainer.group().size() > 1) {
-    text += "collectives of the last step\n" + collectives(trainer, config, summary.step_comm);
+    text += "collectives of the last step\n" + collectives(trainer, summary);
     if (summary.comm.total > 0)
       text += fmt::format(
           "communication   {:.1f} s, of which {:.1f} s ({:.0f} %) were exposed: rank 0 waited {:.1f} s for transfers "

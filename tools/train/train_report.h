@@ -1,5 +1,5 @@
 #pragma once
-// What `sherd train` prints at the end: memory per rank beside one rank's, collectives beside the formula, files.
+// What `sherd train` prints at the end: memory per rank beside one rank's, collectives beside those of a ghost, files.
 #include <string>
 
 #include "tools/train/trainer.h"
