@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 #include <iterator>
+#include <ranges>
 
 #include <unistd.h>
 
@@ -73,17 +74,6 @@ Figure measured(const Benchmark& row, BenchRun& run) {
   return figure;
 }
 
-// "a,b" and several flags both give several.
-std::vector<std::string> words_of(const std::string& text) {
-  std::vector<std::string> words;
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t end = std::min(text.find(',', at), text.size());
-    if (end > at) words.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return words;
-}
-
 void print_help(const ConfigTable& table) {
   fmt::print(
       "sherd bench [NAME-PREFIX ...] [flags]: measures figures, each beside its peer from the same run\n{}\nFigures:\n",
@@ -115,9 +105,10 @@ int run_bench(std::span<const std::string_view> args) {
     print_help(table);
     return 0;
   }
-  for (const CommandLine::Flag& flag : line.flags)
+  for (const CommandLine::Flag& flag : line.flags)  // "a,b" and several flags both give several
     if (flag.key == "peer_python")
-      for (std::string& word : words_of(flag.text)) options.pythons.push_back(std::move(word));
+      for (const auto word : std::views::split(flag.text, ','))
+        if (!word.empty()) options.pythons.emplace_back(word.begin(), word.end());
   apply_flags(table, line);
   if (!options.against.empty()) {
     check_usage(!table.is_given("python") && options.pythons.empty(),

@@ -65,7 +65,7 @@ Ready begin_fma(std::span<const std::string_view> args) {
 // that most are not interrupted. Recorded, its node dies with its result, so that the pool of nodes serves all calls.
 Ready begin_dispatch(std::span<const std::string_view> args) {
   take_flags(args, {});
-  return {{{"peer", "sherd"}}, [](const std::string& request) -> nlohmann::json {
+  return {sherd_greeting(), [](const std::string& request) -> nlohmann::json {
             const auto [words, numbers] = asked(request, "plain|recording WINDOWS");
             const bool records = words[0] == "recording";
             const GradMode mode(records);
@@ -146,7 +146,7 @@ Ready begin_dtensor(std::span<const std::string_view> args) {
   take_flags(args, {});
   const auto groups = make_thread_groups(2);
   const DeviceMesh mesh(groups[0]);
-  return {{{"peer", "sherd"}}, [groups, mesh](const std::string& request) -> nlohmann::json {
+  return {sherd_greeting(), [groups, mesh](const std::string& request) -> nlohmann::json {
             const DtensorCall rows[] = {
                 {"add", 2, 2, Shard(0), [](const Tensor& a, const Tensor& b) { return add(a, b); }},
                 {"mul", 2, 2, Shard(0), [](const Tensor& a, const Tensor& b) { return mul(a, b); }},
@@ -223,7 +223,7 @@ Ready begin_collectives(std::span<const std::string_view> args) {
     const auto call = words[0] == "all_gather" ? &Collectives::all_gather : &Collectives::reduce_scatter;
     return {{"seconds", {seconds_per_call(numbers[1], [&] { (*buffers.*call)(); })}}};
   };
-  return {{{"peer", "sherd"}}, answer, group};
+  return {sherd_greeting(), answer, group};
 }
 
 // `units [--sharded false] [--units N]`: 32 units of two 16 x 16 linears, so that the host's work is all there is.
@@ -317,7 +317,7 @@ Ready begin_units(std::span<const std::string_view> args) {
   const std::shared_ptr<ProcessGroup> group = pinned_group();
   set_threads(1);
   const auto run = std::make_shared<UnitsRun>(units, sharded, group);
-  return {{{"peer", "sherd"}}, [run](const std::string& request) { return run->answer(request); }, group};
+  return {sherd_greeting(), [run](const std::string& request) { return run->answer(request); }, group};
 }
 
 constexpr Works::value_type kCallWorks[] = {{"gemm", begin_gemm},

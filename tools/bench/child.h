@@ -24,6 +24,8 @@ struct Ready {
   std::function<nlohmann::json(const std::string& request)> answer;
   std::shared_ptr<ProcessGroup> group{};  ///< of several ranks: all of them answer, and rank 0 is heard
 };
+/// What most kinds say first.
+inline nlohmann::json sherd_greeting() { return {{"peer", "sherd"}}; }
 /// Each kind by its name: takes its flags, and makes ready.
 using Works = std::span<const std::pair<std::string_view, Ready (*)(std::span<const std::string_view> args)>>;
 Works call_works();   // call_works.cpp

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tools/bench/figure.h"
-#include "tools/bench/sides.h"
+#include "tools/bench/side.h"
 
 namespace sherd::bench {
 

@@ -45,15 +45,10 @@ std::string short_quote(std::string_view text) {
 }  // namespace
 
 std::vector<std::string> clean_environment(const std::vector<std::string>& added) {
-  std::vector<std::string> result = added;
-  for (char** entry = ::environ; entry && *entry; ++entry) {
-    const std::string_view text = *entry;
-    const std::string_view name = text.substr(0, text.find('=') + 1);
-    const bool preset = name.starts_with("OPENBLAS_") || name.starts_with("OMP_") || name.starts_with("MKL_") ||
-                        name.starts_with("ATEN_") || name.starts_with("DNNL_");
-    const bool replaced = std::any_of(added.begin(), added.end(), [&](const auto& a) { return a.starts_with(name); });
-    if (!preset && !replaced) result.emplace_back(text);
-  }
+  std::vector<std::string_view> left_out{"OPENBLAS_", "OMP_", "MKL_", "ATEN_", "DNNL_"};
+  for (const std::string_view entry : added) left_out.push_back(entry.substr(0, entry.find('=') + 1));
+  std::vector<std::string> result = environment_without(left_out);
+  result.insert(result.begin(), added.begin(), added.end());
   return result;
 }
 
@@ -173,6 +168,16 @@ int Side::stop(milliseconds goodbye) {
   ::kill(-pid_, SIGKILL);  // what it left in its process group
   pid_ = -1;
   return status;
+}
+
+Side& Sides::get(const SideKey& key, std::chrono::milliseconds patience) {
+  auto at = running_.find(key);
+  if (at == running_.end()) at = running_.emplace(key, std::make_unique<Side>(key.second, patience)).first;
+  return *at->second;
+}
+
+void Sides::stop_all_but(const SideKey& key) {
+  std::erase_if(running_, [&](const auto& entry) { return entry.first != key; });
 }
 
 }  // namespace sherd::bench

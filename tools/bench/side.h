@@ -3,8 +3,11 @@
 // by another. It stays in memory between answers and sleeps, so that two sides can take turns on the same cores.
 #include <chrono>
 #include <compare>
+#include <map>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -48,6 +51,29 @@ class Side {
   bool has_failed_ = false;  ///< it printed something else, or nothing
   std::string unread_, errors_;
   nlohmann::json greeting_;
+};
+
+/// A role and a command: "ours" and "peer 1" never share a program.
+using SideKey = std::pair<std::string, SideCommand>;
+
+/// The programs that are running now, by what they are and were started with: one that serves many figures is started
+/// once, which for a Python with torch and a CUDA context is most of what a short figure takes.
+class Sides {
+ public:
+  Sides() = default;
+  Sides(const Sides&) = delete;
+  Sides& operator=(const Sides&) = delete;
+
+  /// The running program, started now if there is none. Throws like Side.
+  Side& get(const SideKey& key, std::chrono::milliseconds patience);
+  /// Ends one that failed: the next to want it gets a fresh one.
+  void stop(const SideKey& key) { running_.erase(key); }
+  /// Ends all others, so that memory and the device are free for this one.
+  void stop_all_but(const SideKey& key);
+  void stop_all() { running_.clear(); }
+
+ private:
+  std::map<SideKey, std::unique_ptr<Side>> running_;
 };
 
 /// Environment of every side: ours, without what presets a library's kernels or threads behind the benchmark's back.

@@ -140,7 +140,7 @@ Ready begin_save(std::span<const std::string_view> args) {
   take_flags(args, {{"folder", &folder}, {"tensors", &tensors}});
   set_threads(1);
   const auto side = std::make_shared<SaveSide>(folder, tensors);
-  return {{{"peer", "sherd"}}, [side](const std::string& request) {
+  return {sherd_greeting(), [side](const std::string& request) {
             const GradMode off(false);
             return side->answer(request);
           }};
@@ -182,7 +182,7 @@ Ready begin_offload(std::span<const std::string_view> args) {
   const auto held = std::make_shared<OffloadSide>(row, clips, "none");
   const auto offloaded = std::make_shared<OffloadSide>(row, clips, "optimizer:" + fs::temp_directory_path().string());
   return {
-      {{"peer", "sherd"}}, [=, steps = row.steps](const std::string& request) -> nlohmann::json {
+      sherd_greeting(), [=, steps = row.steps](const std::string& request) -> nlohmann::json {
         OffloadFile& file = *offloaded->state()->store().file();
         const double compute = median(held->samples(steps));
         const double bytes = 2.0 * static_cast<double>(offloaded->state()->store().bytes());

@@ -229,7 +229,7 @@ Ready begin_train(std::span<const std::string_view> args) {
   const std::shared_ptr<ProcessGroup> group = config->threads == 0 ? pinned_group(2) : world_group();
   if (config->threads == 0) config->threads = 1;
   const auto run = std::make_shared<TrainRun>(*config, group);
-  return {{{"peer", "sherd"}}, [run](const std::string& request) { return run->answer(request); }, group};
+  return {sherd_greeting(), [run](const std::string& request) { return run->answer(request); }, group};
 }
 
 // `ghost`: ranks of a large job, one after the other, each a ghost on this thread. A request names them: "0 63 511".
@@ -294,17 +294,14 @@ void write_start(const std::string& path, const BenchModel& m, const std::vector
                  std::int64_t steps) {
   const auto model = make_bench_model(m);
   model->materialize(nn::Seed{1});
-  const auto parameters = model->named_parameters();
-  std::vector<ckpt::TensorInfo> infos;
-  for (const auto& [name, parameter] : parameters) infos.push_back({name, DType::f32, parameter->shape()});
-  infos.push_back({"batches", DType::i32, {steps, m.batch, m.sequence + 1}});
-  ckpt::SafetensorsWriter writer(path, infos);
-  for (const auto& [name, parameter] : parameters) {
+  std::vector<ckpt::TensorBytes> tensors;
+  for (const auto& [name, parameter] : model->named_parameters()) {
     const Tensor& value = parameter->value();
-    writer.write({static_cast<const std::byte*>(value.raw()), static_cast<std::size_t>(value.bytes())});
+    const std::span bytes(static_cast<const std::byte*>(value.raw()), static_cast<std::size_t>(value.bytes()));
+    tensors.push_back({{name, DType::f32, parameter->shape()}, bytes});
   }
-  writer.write(std::as_bytes(std::span(batches)));
-  writer.commit();
+  tensors.push_back({{"batches", DType::i32, {steps, m.batch, m.sequence + 1}}, std::as_bytes(std::span(batches))});
+  ckpt::write_safetensors(path, tensors);
 }
 
 Ready begin_loss(std::span<const std::string_view> args) {

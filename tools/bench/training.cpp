@@ -71,7 +71,7 @@ BenchRow::Batch random_batch(const BenchRow& row, int rank) {
 }
 
 nlohmann::json greeting_of(const BenchRow& row) {
-  nlohmann::json greeting = {{"peer", "sherd"}};
+  nlohmann::json greeting = sherd_greeting();
   if (row.plan.device != Device::cpu()) greeting["device"] = RankContext::current().device(row.plan.device).describe();
   return greeting;
 }
