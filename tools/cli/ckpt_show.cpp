@@ -4,6 +4,7 @@
 #include <cctype>
 #include <ctime>
 #include <map>
+#include <ranges>
 #include <set>
 #include <utility>
 #include <vector>
@@ -62,15 +63,12 @@ struct Sum {
 
 /// "blocks.3.attn.wq.weight" as "blocks.*.attn.wq.weight".
 std::string without_numbers(const std::string& name) {
-  std::string result;
-  for (std::size_t start = 0; start <= name.size();) {
-    const std::size_t end = std::min(name.find('.', start), name.size());
-    const std::string part = name.substr(start, end - start);
+  std::vector<std::string> parts;
+  for (const auto part : std::views::split(name, '.')) {
     const bool is_number = !part.empty() && std::ranges::all_of(part, [](unsigned char c) { return std::isdigit(c); });
-    result += fmt::format("{}{}", start == 0 ? "" : ".", is_number ? "*" : part);
-    start = end + 1;
+    parts.push_back(is_number ? "*" : std::string(part.begin(), part.end()));
   }
-  return result;
+  return fmt::format("{}", fmt::join(parts, "."));
 }
 
 std::string line(std::string_view what, const std::string& text) { return fmt::format("{:<10}{}\n", what, text); }

@@ -17,25 +17,17 @@ namespace sherd {
 
 namespace {
 
-/// This process's, without what launchers tell their ranks.
-std::vector<std::string> environment_without_ranks() {
-  std::vector<std::string> kept;
-  for (char** entry = ::environ; entry && *entry; ++entry) {
-    const std::string_view text = *entry;
-    bool ours = false;
-    for (const auto* name : {"SHERD_RANK=", "SHERD_WORLD_SIZE=", "SHERD_LOCAL_RANK=", "SHERD_LOCAL_WORLD_SIZE=",
-                             "SHERD_STORE=", "SHERD_SECRET=", "SHERD_JOB=", "SHERD_RESTART=", "SHERD_SLOT=",
-                             "SHERD_FULL_WORLD_SIZE=", "SHERD_SURVIVE=", "SHERD_GENERATION=", "SHERD_SAVES="})
-      ours = ours || text.starts_with(name);
-    if (!ours) kept.emplace_back(text);
-  }
-  return kept;
-}
+/// What launchers tell their ranks.
+constexpr std::string_view kOfRanks[] = {
+    "SHERD_RANK=",  "SHERD_WORLD_SIZE=",      "SHERD_LOCAL_RANK=", "SHERD_LOCAL_WORLD_SIZE=",
+    "SHERD_STORE=", "SHERD_SECRET=",          "SHERD_JOB=",        "SHERD_RESTART=",
+    "SHERD_SLOT=",  "SHERD_FULL_WORLD_SIZE=", "SHERD_SURVIVE=",    "SHERD_GENERATION=",
+    "SHERD_SAVES="};
 
 }  // namespace
 
 std::vector<std::string> RankStart::environment(int rank, Survival* survival) const {
-  std::vector<std::string> all = environment_without_ranks();
+  std::vector<std::string> all = environment_without(kOfRanks);
   for (const auto& [name, value] : {std::pair("SHERD_RANK", rank),
                                     {"SHERD_LOCAL_RANK", rank},
                                     {"SHERD_WORLD_SIZE", num_ranks()},

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -49,6 +50,16 @@ Pipe make_pipe() {
   const bool made = ::pipe2(ends, O_CLOEXEC) == 0;
   check(made, "cannot make a pipe to a rank: {}; raise the limit on open files (ulimit -n)", std::strerror(errno));
   return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+std::vector<std::string> environment_without(std::span<const std::string_view> beginnings) {
+  std::vector<std::string> kept;
+  for (char** entry = ::environ; entry && *entry; ++entry) {
+    const std::string_view text = *entry;
+    if (std::ranges::none_of(beginnings, [&](std::string_view left_out) { return text.starts_with(left_out); }))
+      kept.emplace_back(text);
+  }
+  return kept;
 }
 
 pid_t spawn(const SpawnPlan& plan) {

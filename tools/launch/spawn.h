@@ -3,7 +3,9 @@
 #include <signal.h>
 #include <sys/types.h>
 
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/os/descriptor.h"
@@ -15,6 +17,9 @@ struct Pipe {
 };
 /// Both ends close on exec. Error if the system has no more.
 Pipe make_pipe();
+
+/// This process's environment, without variables that begin so.
+std::vector<std::string> environment_without(std::span<const std::string_view> beginnings);
 
 struct SpawnPlan {
   /// Program, looked up on PATH, and its arguments.

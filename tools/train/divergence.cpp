@@ -69,8 +69,6 @@ Divergence DivergenceWatch::describe(const StepMetrics& metrics, Verdict verdict
   return found;
 }
 
-void DivergenceWatch::forget() { history_ = {}; }
-
 // As many digits as tell a double from all others.
 std::string to_text(const DivergenceWatch::History& history) {
   return nlohmann::json{{"skips_in_a_row", history.skips_in_a_row}, {"losses", history.losses}}.dump();

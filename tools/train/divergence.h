@@ -39,8 +39,6 @@ class DivergenceWatch {
   Verdict judge(const StepMetrics& metrics);
   /// For a step judged not_finite or spike.
   Divergence describe(const StepMetrics& metrics, Verdict verdict) const;
-  /// The run goes back to an earlier step: what is known of the last ones does not count.
-  void forget();
   /// What it knows of the last steps: of another watch, which has judged them. Losses are finite.
   struct History {
     int skips_in_a_row = 0;
@@ -49,6 +47,8 @@ class DivergenceWatch {
                                            attr<&History::losses>("losses")};
   };
   const History& history() const { return history_; }
+  /// The run goes back to an earlier step: what is known of the last ones does not count.
+  void forget() { history_ = {}; }
   void go_on_from(History history) { history_ = std::move(history); }
 
  private:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ranges>
 
 #include "runtime/tensor/quantity.h"
 #include "tools/train/flags.h"
@@ -34,15 +35,13 @@ Links Links::parse(std::string_view text) {
   Links links;
   links.text_ = text;
   if (text == "none") return links;
-  for (std::size_t start = 0; !text.empty() && start <= text.size();) {
-    const std::size_t end = std::min(text.find(';', start), text.size());
-    AxisLink link = parse_link(text.substr(start, end - start), text);
+  for (const auto part : std::views::split(text, ';')) {
+    AxisLink link = parse_link({part.begin(), part.end()}, text);
     for (const AxisLink& other : links.links_)
       check(!other.axis.empty() && !link.axis.empty() && other.axis != link.axis,
             "link = \"{}\" gives {} two links: name every axis once, or give one link without a name for all", text,
             link.axis.empty() || other.axis.empty() ? "an axis" : link.axis);
     links.links_.push_back(std::move(link));
-    start = end + 1;
   }
   return links;
 }

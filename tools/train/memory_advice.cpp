@@ -6,6 +6,7 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <ranges>
 
 #include "tools/train/explained_peak.h"
 #include "tools/train/predicted_peak.h"
@@ -180,13 +181,11 @@ bool runs_out(const TrainConfig& config, int rank, int ranks, std::int64_t data_
   } catch (const OutOfMemory&) { return true; }
 }
 
-std::string indented(const std::string& text) {
+std::string indented(std::string_view text) {
   std::string result;
-  for (std::size_t start = 0; start < text.size();) {
-    const std::size_t end = std::min(text.find('\n', start), text.size());
-    result += "\n    " + text.substr(start, end - start);
-    start = end + 1;
-  }
+  if (text.ends_with('\n')) text.remove_suffix(1);
+  for (const auto line : std::views::split(text, '\n'))
+    result += fmt::format("\n    {}", std::string_view(line.begin(), line.end()));
   return result;
 }
 

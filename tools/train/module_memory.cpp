@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <ranges>
 
 #include "nn/parallel/shard/unit/unit_layout.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
@@ -90,11 +91,9 @@ void add(Branch& root, const ModuleMemory& row) {
   };
   Branch* node = &root;
   count(*node);
-  for (std::size_t start = 0; start < row.path.size();) {
-    const std::size_t end = std::min(row.path.find('.', start), row.path.size());
-    node = &node->child(row.path.substr(start, end - start));
+  for (const auto name : std::views::split(row.path, '.')) {
+    node = &node->child({name.begin(), name.end()});
     count(*node);
-    start = end + 1;
   }
 }
 
