@@ -48,8 +48,6 @@ struct ContestRow {
 class BenchRun {
  public:
   explicit BenchRun(BenchOptions options) : options_(std::move(options)) {}
-  BenchRun(const BenchRun&) = delete;
-  BenchRun& operator=(const BenchRun&) = delete;
 
   bool smoke() const { return options_.smoke; }
   /// Whether the only peer is another build: no target holds then.

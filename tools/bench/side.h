@@ -29,8 +29,6 @@ class Side {
   explicit Side(SideCommand command, std::chrono::milliseconds patience = std::chrono::seconds(300));
   /// Closes the program's input, which is its end; one that stays is stopped.
   ~Side();
-  Side(const Side&) = delete;
-  Side& operator=(const Side&) = delete;
 
   /// What it printed first.
   const nlohmann::json& greeting() const { return greeting_; }
@@ -60,10 +58,6 @@ using SideKey = std::pair<std::string, SideCommand>;
 /// once, which for a Python with torch and a CUDA context is most of what a short figure takes.
 class Sides {
  public:
-  Sides() = default;
-  Sides(const Sides&) = delete;
-  Sides& operator=(const Sides&) = delete;
-
   /// The running program, started now if there is none. Throws like Side.
   Side& get(const SideKey& key, std::chrono::milliseconds patience);
   /// Ends one that failed: the next to want it gets a fresh one.

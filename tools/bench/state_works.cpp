@@ -48,8 +48,6 @@ class SaveSide {
     std::error_code ignored;
     fs::remove_all(folder_, ignored);
   }
-  SaveSide(const SaveSide&) = delete;
-  SaveSide& operator=(const SaveSide&) = delete;
 
   nlohmann::json answer(const std::string& kind) {
     asked(kind, "plain|sync|load|async|copy|beside");

@@ -20,10 +20,11 @@ namespace {
 
 constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1};
 
-/// Blocks SIGCHLD and the signals to pass on, those left out that the process ignores (nohup), and undoes it.
-class SignalsBlocked {
+/// This process as the outer one: SIGCHLD and the signals to pass on are blocked, those left out that it ignores
+/// (nohup), and orphans become its children. All of it is undone.
+class OuterProcess {
  public:
-  SignalsBlocked() {
+  OuterProcess() : was_subreaper_(set_subreaper(true)) {
     ::sigemptyset(&set_);
     ::sigaddset(&set_, SIGCHLD);
     for (const int signal : kSignals) {
@@ -37,12 +38,13 @@ class SignalsBlocked {
     standard.sa_handler = SIG_DFL;
     ::sigaction(SIGCHLD, &standard, &child_before_);
   }
-  ~SignalsBlocked() {
+  ~OuterProcess() {
+    set_subreaper(was_subreaper_);
     ::sigaction(SIGCHLD, &child_before_, nullptr);
     ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
   }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+  OuterProcess(const OuterProcess&) = delete;
+  OuterProcess& operator=(const OuterProcess&) = delete;
 
   int wait() const {
     int signal;
@@ -54,17 +56,7 @@ class SignalsBlocked {
  private:
   sigset_t set_{}, mask_before_{};
   struct sigaction child_before_{};
-};
-
-class Subreaper {
- public:
-  Subreaper() : before_(set_subreaper(true)) {}
-  ~Subreaper() { set_subreaper(before_); }
-  Subreaper(const Subreaper&) = delete;
-  Subreaper& operator=(const Subreaper&) = delete;
-
- private:
-  bool before_;
+  const bool was_subreaper_;
 };
 
 /// A closed standard stream would be the number of our next pipe, and be mistaken for a stream again.
@@ -86,7 +78,7 @@ void open_standard_streams() {
 }
 
 /// Until the child has ended; returns its wait status.
-int forward_signals(const SignalsBlocked& signals, pid_t child, int control) {
+int forward_signals(const OuterProcess& signals, pid_t child, int control) {
   for (;;) {
     const int signal = signals.wait();
     if (signal == SIGCHLD) {
@@ -110,8 +102,7 @@ std::string read_all(int fd) {
 
 int run_guarded(const std::function<int(int control)>& body) {
   open_standard_streams();
-  const SignalsBlocked signals;
-  const Subreaper subreaper;
+  const OuterProcess signals;
   Pipe control = make_pipe(), errors = make_pipe();
   // A child that is slow to listen must not make us wait: what does not fit tells it nothing new.
   ::fcntl(control.write.get(), F_SETFL, O_NONBLOCK);

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -50,6 +51,10 @@ std::vector<ProcessEntry> descendants() {
       if (known.contains(entry.parent) && known.insert(entry.pid).second) found.push_back(entry);
   }
   return found;
+}
+
+bool is_stopped(pid_t pid, const std::vector<ProcessEntry>& entries) {
+  return std::ranges::any_of(entries, [&](const ProcessEntry& entry) { return entry.pid == pid && entry.stopped; });
 }
 
 void signal_descendants(int signal) {

@@ -19,6 +19,9 @@ struct ProcessEntry {
 /// All that descend from the calling process, itself excluded. A snapshot: it may be old when you read it.
 std::vector<ProcessEntry> descendants();
 
+/// Whether the process is one of these, and stopped.
+bool is_stopped(pid_t pid, const std::vector<ProcessEntry>& entries);
+
 /// Sends `signal` to all descendants, and SIGCONT to those that are stopped, or they would not notice.
 void signal_descendants(int signal);
 

@@ -16,9 +16,7 @@ milliseconds StoppedTime::of(const std::vector<pid_t>& groups, Clock::time_point
   else if (now < looked_at_ + interval_ / 2) return std::chrono::duration_cast<milliseconds>(time_);
   groups_ = groups;
   const std::vector<ProcessEntry> below = descendants();
-  const bool are_stopped = std::ranges::all_of(groups, [&](pid_t group) {
-    return std::ranges::any_of(below, [&](const ProcessEntry& e) { return e.pid == group && e.stopped; });
-  });
+  const bool are_stopped = std::ranges::all_of(groups, [&](pid_t group) { return is_stopped(group, below); });
   if (!are_stopped) time_ = Clock::duration(0);
   else if (were_stopped_) time_ += std::min<Clock::duration>(now - looked_at_, 2 * interval_);
   were_stopped_ = are_stopped;

@@ -215,12 +215,10 @@ void Supervision::look_after_replicas() {
   if (is_over) return end_what_waits();
   const auto now = Clock::now();
   for (const std::string& line : survival_->admit(now)) relay_.say(line);
-  const auto is_stopped = [&](int rank) {
-    const std::vector<ProcessEntry> below = descendants();
-    const pid_t pid = ranks_[static_cast<std::size_t>(rank)]->pid;
-    return std::ranges::any_of(below, [&](const ProcessEntry& e) { return e.pid == pid && e.stopped; });
+  const auto is_rank_stopped = [&](int rank) {
+    return is_stopped(ranks_[static_cast<std::size_t>(rank)]->pid, descendants());
   };
-  for (const int rank : survival_->stragglers(now, is_stopped)) {
+  for (const int rank : survival_->stragglers(now, is_rank_stopped)) {
     const RankProcess& process = *ranks_[static_cast<std::size_t>(rank)];
     if (process.status) continue;
     relay_.say(fmt::format("rank {} does not come to where others wait for it; it is killed", rank));

@@ -35,8 +35,6 @@ class Supervision {
  public:
   Supervision(const SuperviseOptions& options, const JobStart& start, const sigset_t& rank_mask, int control);
   ~Supervision();
-  Supervision(const Supervision&) = delete;
-  Supervision& operator=(const Supervision&) = delete;
 
   /// Starts all ranks and returns when they, and all that they started, have ended.
   StartOutcome run();

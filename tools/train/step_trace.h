@@ -29,16 +29,12 @@ class StepTrace {
   StepTrace(std::string path, const StepRange& steps, std::int64_t first_step, std::int64_t last_step,
             ProcessGroup& group);
   ~StepTrace();
-  StepTrace(const StepTrace&) = delete;
-  StepTrace& operator=(const StepTrace&) = delete;
 
   /// From construction to destruction the rank's thread records, if `step` is to be; destruction ends the step's span.
   class Step {
    public:
     Step(StepTrace& owner, std::int64_t step);
     ~Step();
-    Step(const Step&) = delete;
-    Step& operator=(const Step&) = delete;
 
    private:
     struct Counters {
