@@ -152,9 +152,7 @@ int run_convert(const Words& words, bool) {
   const Weights weights(words[0]);
   const ckpt::FolderLock lock(words[1], fmt::format("sherd ckpt convert (process {})", ::getpid()));
   check(ckpt::list_saves(words[1]).empty(), "\"{}\" holds saves already; convert into another folder", words[1]);
-  const auto model = nn::make_language_model(weights.config());
-  model->allocate();
-  weights.load(*model);
+  const auto model = weights.make_loaded();
   TrainConfig config;
   config.model = weights.model();
   resolve(config);

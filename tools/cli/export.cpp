@@ -56,9 +56,7 @@ int run_export(std::span<const std::string_view> args) {
   check_one_rank("sherd export");
 
   const Weights weights((*words)[0]);
-  const auto model = nn::make_language_model(weights.config());
-  model->allocate();
-  weights.load(*model);
+  const auto model = weights.make_loaded();
   if (dtype) options.dtype = *dtype;
   else options.like = weights.huggingface();
   nn::save_huggingface((*words)[1], weights.config(), *model, *make_single_group(), options);

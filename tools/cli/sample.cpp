@@ -80,9 +80,7 @@ int run_sample(std::span<const std::string_view> args) {
       "a save of sherd train on text, or pass tokens to sherd eval",
       words->front());
   GradMode off(false);
-  const auto model = nn::make_language_model(weights.config());
-  model->allocate(device);
-  weights.load(*model);
+  const auto model = weights.make_loaded(device);
   model->train(false);
   generate(*model, *weights.vocabulary(), options, device);
   return 0;

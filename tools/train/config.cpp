@@ -96,15 +96,15 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("memory_limit", ByteField{&c.memory_limit}, "largest size of the tensors of a rank; 0: no limit", run);
   table.add("memory_by_module", &c.memory_by_module,
             "print first what parameters, gradients, optimizer state and saved activations of each module will hold",
-            run);
+            invocation);
   table.add("explain_peak", &c.explain_peak,
-            "print in the end when memory was at its peak, and the largest tensors that rank 0 held then", run);
+            "print in the end when memory was at its peak, and the largest tensors that rank 0 held then", invocation);
   table.add("device", text_field(c.plan.device), kDeviceHelp, rounding);
   table.add("compile", &c.plan.compiled, "record one step and replay it; the same bits as without", run);
   table.add("metrics", &c.metrics, "file for one JSON object per step", run);
-  table.add("trace", &c.trace, "file for a timeline of a few steps on all ranks, for ui.perfetto.dev", run);
+  table.add("trace", &c.trace, "file for a timeline of a few steps on all ranks, for ui.perfetto.dev", invocation);
   table.add("trace_steps", text_field(c.trace_steps), "the steps in it, FIRST:LAST; empty: five, after ten to settle",
-            run);
+            invocation);
 }
 
 void bind_saves(ConfigTable& table, TrainConfig& c) {
@@ -125,7 +125,7 @@ void bind_saves(ConfigTable& table, TrainConfig& c) {
   table.add("keep", &c.keep, "how many of the newest checkpoints stay in the folder", run);
   table.add("keep_every", &c.keep_every, "those at multiples of so many steps stay too; 0: none", run);
   table.add("overwrite", &c.overwrite, "the first checkpoint takes the place of those of another run in the folder",
-            run);
+            invocation);
   table.add(
       "check_replicas", &c.check_replicas,
       "steps between comparisons of what ranks hold copies of, by hashes, made before each save too: a difference ends "
@@ -142,12 +142,12 @@ void bind_saves(ConfigTable& table, TrainConfig& c) {
       "way; 0: none is",
       run);
   table.add("resume", &c.resume,
-            "checkpoint folder, or one step in it, to continue from; what is not given is as there", run);
+            "checkpoint folder, or one step in it, to continue from; what is not given is as there", invocation);
   table.add(
       "init_from", &c.init_from,
       "checkpoint or Hugging Face folder with the weights to start from; keys of [model] that are not given are its; "
       "the text's tokens must be those it has learnt, or vocabulary be given",
-      run);
+      invocation);
 }
 
 void bind_ranks(ConfigTable& table, TrainConfig& c) {
@@ -204,7 +204,7 @@ void bind_sharding(ConfigTable& table, TrainConfig& c) {
   table.add(
       "print_units", &c.print_units,
       "print what each unit holds, and of which parameters, in the order in which units run, after the first step",
-      run);
+      invocation);
   table.add("reshard_after_forward", &c.plan.reshard_after_forward,
             "free gathered parameters between forward and backward; false: full_shard becomes shard_grad_op; a number "
             "k: k ranks in a row keep 1/k of them each, and backward gathers among these",
@@ -352,10 +352,6 @@ void check_optimizer(const TrainConfig::Optimizer& o) {
         kLeastF32, o.clip);
 }
 
-// About one invocation, not about the run.
-constexpr std::array<std::string_view, 8> kOfInvocation = {"resume", "overwrite",   "init_from",        "trace_steps",
-                                                           "trace",  "print_units", "memory_by_module", "explain_peak"};
-
 /// The folder in which the save lies beside others of its run, or alone.
 std::string folder_of_saves(const std::string& dir, const std::string& save) {
   namespace fs = std::filesystem;
@@ -372,9 +368,9 @@ TrainConfig take_saved(TrainConfig& config, ConfigTable& table, const std::strin
   const ConfigTable given = table;
   const auto save = ckpt::open_newest_good(dir, *make_single_group(), ckpt::Verify::files, [](const std::string&) {});
   TrainConfig saved = train_config_from_toml(save->manifest().config, dir);
-  for (const auto& [key, value] : bind(saved).values())
-    if (!table.is_given(key) && std::ranges::find(kOfInvocation, key) == kOfInvocation.end())
-      table.set(key, value, dir);
+  for (const KeyRole role : {KeyRole::recipe, KeyRole::rounding, KeyRole::run})
+    for (const auto& [key, value] : bind(saved).values(role))
+      if (!table.is_given(key)) table.set(key, value, dir);
   std::error_code ignored;
   if (const std::string here = folder_of_saves(dir, save->dir());
       !given.is_given("save") && !config.save.empty() && !fs::equivalent(config.save, here, ignored))

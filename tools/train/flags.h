@@ -62,8 +62,8 @@ using ConfigTarget =
     std::variant<std::int64_t*, double*, bool*, std::string*, nn::ReshardAfterForward*, ByteField, TextField>;
 
 /// Whether a key decides the numbers of a run (its recipe), only how they are rounded, in sums of other parts or on
-/// another device, or only where, when and how fast it runs.
-enum class KeyRole : std::uint8_t { recipe, rounding, run };
+/// another device, or only where, when and how fast it runs; the last is about one invocation, not about the run.
+enum class KeyRole : std::uint8_t { recipe, rounding, run, invocation };
 
 class ConfigTable {
  public:

@@ -29,11 +29,9 @@ void look_together(ProcessGroup& group, const std::function<void()>& work) {
     together(group, [&] {
       try {
         work();
-      } catch (const ExitError& error) {
-        is_wrong = error.status() == kUsage;
-        throw;
-      } catch (const WrongText&) {
-        is_wrong = true;
+      } catch (const Error& error) {
+        const auto* const exit = dynamic_cast<const ExitError*>(&error);
+        is_wrong = exit != nullptr ? exit->status() == kUsage : dynamic_cast<const WrongText*>(&error) != nullptr;
         throw;
       }
     });

@@ -60,6 +60,13 @@ void Weights::load(nn::LanguageModel& model) const {
   else nn::load_checkpoint(*checkpoint_, nn::training_state(model));
 }
 
+std::unique_ptr<nn::LanguageModel> Weights::make_loaded(Device device) const {
+  auto model = nn::make_language_model(config());
+  model->allocate(device);
+  load(*model);
+  return model;
+}
+
 void Weights::check_fits(const TrainConfig::Model& section) const {
   const auto wanted = model_values(section), found = model_values(model_);
   for (std::size_t i = 0; i < wanted.size(); ++i) {

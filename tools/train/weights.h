@@ -30,6 +30,8 @@ class Weights {
 
   /// Fills an allocated model of config(), each rank its own rows. Local: wrap in together().
   void load(nn::LanguageModel& model) const;
+  /// A model of config() on the device, filled so.
+  std::unique_ptr<nn::LanguageModel> make_loaded(Device device = Device::cpu()) const;
   /// Error unless a model of `section` is this one; names the first key that differs and both values. Keys that matter
   /// to training only may differ.
   void check_fits(const TrainConfig::Model& section) const;
