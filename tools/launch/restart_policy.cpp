@@ -11,6 +11,13 @@ namespace {
 constexpr std::chrono::milliseconds kMostPause{60'000};
 }  // namespace
 
+std::chrono::milliseconds RestartPolicy::Backoff::after(std::chrono::nanoseconds life) {
+  if (life >= kAtOnce) next = first;
+  const std::chrono::milliseconds pause = next;
+  if (life < kAtOnce) next = std::min(2 * next, std::max(kMostPause, first));
+  return pause;
+}
+
 void check_restarts(int ranks, const RestartOptions& options) {
   check(options.restarts >= 0, "there cannot be {} restarts", options.restarts);
   check(options.min_ranks >= 0 && options.min_ranks <= ranks, "at least {} of {} ranks cannot remain",
@@ -18,20 +25,16 @@ void check_restarts(int ranks, const RestartOptions& options) {
 }
 
 RestartPolicy::RestartPolicy(int ranks, const RestartOptions& options)
-    : options_(options), slots_(static_cast<std::size_t>(ranks)), pause_(options.backoff) {
+    : options_(options), slots_(static_cast<std::size_t>(ranks)), backoff_{options.backoff} {
   std::iota(slots_.begin(), slots_.end(), 0);
 }
 
 std::optional<NextStart> RestartPolicy::after(const StartFailure& failure, std::chrono::milliseconds life) {
   if (restarts_ == options_.restarts) return std::nullopt;
   ++restarts_;
-  const bool is_at_once = life < kAtOnce;
-  NextStart next;
-  const std::vector<int> left_out = is_at_once ? leave_out(failure.slots) : std::vector<int>();
+  NextStart next{.pause = backoff_.after(life)};
+  const std::vector<int> left_out = life < kAtOnce ? leave_out(failure.slots) : std::vector<int>();
   failed_before_ = failure.slots;
-  if (!is_at_once) pause_ = options_.backoff;
-  next.pause = pause_;
-  if (is_at_once) pause_ = std::min(2 * pause_, std::max(kMostPause, options_.backoff));
   next.text = fmt::format("with {} rank{}", slots_.size(), slots_.size() == 1 ? "" : "s");
   if (!left_out.empty())
     next.text += fmt::format("; left out, as {} failed again at once: {} of the first start",

@@ -28,7 +28,7 @@ struct StartFailure {
 
 struct NextStart {
   std::chrono::milliseconds pause{};
-  std::string text;  ///< "with 4 ranks", and who is left out
+  std::string text{};  ///< "with 4 ranks", and who is left out
 };
 
 /// Throws Error for numbers that do not fit `ranks`.
@@ -36,6 +36,13 @@ void check_restarts(int ranks, const RestartOptions& options);
 
 class RestartPolicy {
  public:
+  /// Pauses before starts: twice as long after each start that has failed at once, up to a minute.
+  struct Backoff {
+    std::chrono::milliseconds first, next = first;
+    /// Before the start that follows one of such a life.
+    std::chrono::milliseconds after(std::chrono::nanoseconds life);
+  };
+
   RestartPolicy(int ranks, const RestartOptions& options);
   /// Slots of the next start, by rank.
   const std::vector<int>& slots() const { return slots_; }
@@ -49,7 +56,7 @@ class RestartPolicy {
   std::vector<int> slots_;
   std::vector<int> failed_before_;  // in the last start
   int restarts_ = 0;
-  std::chrono::milliseconds pause_;
+  Backoff backoff_;
 };
 
 }  // namespace sherd

@@ -9,7 +9,6 @@
 #include <fmt/ranges.h>
 
 #include "runtime/tensor/error.h"
-#include "tools/launch/restart_policy.h"
 #include "tools/train/generations.h"
 
 namespace sherd {
@@ -20,8 +19,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLook{100};          // for replicas that are ready
 constexpr milliseconds kLookForWaits{500};  // of members
-constexpr milliseconds kLongestPause{60'000};
-constexpr int kMostRepeats = 3;  // without a loss or a return in between
+constexpr int kMostRepeats = 3;             // without a loss or a return in between
 
 }  // namespace
 
@@ -40,7 +38,7 @@ bool Survival::is_known() {
   if (!has(survival_key::kReplicas)) return false;
   const std::string text = store_->get(survival_key::kReplicas, milliseconds(0));
   for (const auto part : std::views::split(text, ';')) {
-    Replica replica{.ranks = ranks_from_text({part.begin(), part.end()}), .since = start_, .pause = backoff_};
+    Replica replica{.ranks = ranks_from_text({part.begin(), part.end()}), .since = start_, .backoff = {backoff_}};
     for (const int rank : replica.ranks)
       check(rank < num_ranks_, "the job says that rank {} of {} is of a replica", rank, num_ranks_);
     replicas_.push_back(std::move(replica));
@@ -100,10 +98,7 @@ Survival::Fate Survival::lose(int rank, Clock::time_point now, Loss* loss) {
     replica.state = was_member ? State::member : State::down;
     return Fate::ends;
   }
-  const bool is_at_once = now - replica.since < kAtOnce;
-  if (!is_at_once) replica.pause = backoff_;
-  replica.start_at = now + replica.pause;
-  if (is_at_once) replica.pause = std::min(2 * replica.pause, std::max(kLongestPause, backoff_));
+  replica.start_at = now + replica.backoff.after(now - replica.since);
   if (was_member) { is_to_tell_ = true; }
   loss->replica = index;
   loss->ranks = replica.ranks;

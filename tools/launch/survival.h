@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/comm/store/store.h"
+#include "tools/launch/restart_policy.h"
 
 namespace sherd {
 
@@ -62,7 +63,7 @@ class Survival {
     int life = 1;
     Clock::time_point since;       // of its start
     Clock::time_point start_at{};  // when it is down
-    std::chrono::milliseconds pause;
+    RestartPolicy::Backoff backoff;
   };
   int replica_of(int rank) const;
   std::vector<int> members() const;
