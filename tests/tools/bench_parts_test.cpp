@@ -6,7 +6,6 @@
 #include "tools/bench/contest.h"
 #include "tools/bench/fma_peak.h"
 #include "tools/bench/models.h"
-#include "tools/bench/teams.h"
 
 namespace sherd::bench {
 namespace {

@@ -1,5 +1,5 @@
 // What a rank of a large job is predicted to hold, by arithmetic: a Llama of 8 B parameters on 512 ranks.
-#include "tools/bench/ghost_rank.h"
+#include "tools/bench/training.h"
 
 #include <gtest/gtest.h>
 

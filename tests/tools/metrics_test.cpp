@@ -10,7 +10,6 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/temp_dir.h"
-#include "tools/cli/capture_notice.h"
 #include "tools/cli/progress.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/version.h"

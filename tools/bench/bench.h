@@ -14,7 +14,6 @@
 
 #include "tools/bench/contest.h"
 #include "tools/bench/figure.h"
-#include "tools/bench/teams.h"
 
 namespace sherd::bench {
 

@@ -18,7 +18,7 @@ struct Contestant {
   std::string settings{};  ///< of the peer's libraries, for people
   std::string error{};     ///< why it cannot be started; else empty
   std::string name{};      ///< what figures call it; empty: as it says itself
-  std::string team{};      ///< of the neighbours of one team only the fastest counts (teams.h)
+  std::string team{};      ///< of the neighbours of one team only the fastest counts
   std::string variant{};   ///< which of its team it is, for people
 };
 
@@ -61,6 +61,22 @@ Outcome hold(const Contest& contest, Sides& sides);
 /// rest, so that a drift of the machine shows. Sides of the same command that follow each other are one program, which
 /// is asked for each of them. Where our side fails its answers keep the error, and that contest ends.
 std::vector<Outcome> hold_apart(const std::vector<Contest>& contests);
+
+// ---- several forms of one peer, such as eager and compiled: all take their turns, and the fastest counts ----
+
+struct Variant {
+  std::string name;                ///< for people
+  std::vector<std::string> words;  ///< after the peer's own
+};
+
+/// Each peer once in every variant. Those of one peer are a team.
+std::vector<Contestant> in_variants(const std::vector<Contestant>& peers, const std::vector<Variant>& variants);
+
+/// Leaves the fastest of each team in outcome.peers, in the order of their teams; its settings say what it is, and what
+/// became of the others. `outcome` is of `contest`.
+void keep_fastest(const Contest& contest, Outcome& outcome);
+
+// ---- figures ----
 
 /// A number that is read out of what a side has answered.
 using Number = std::function<double(const Answers& side)>;

@@ -23,7 +23,6 @@
 #include "runtime/op/core/dims.h"
 #include "runtime/op/core/host_reads.h"
 #include "runtime/op/rows/ops.h"
-#include "tools/bench/ghost_rank.h"
 #include "tools/bench/profiler_range.h"
 #include "tools/bench/training.h"
 #include "tools/table/table.h"

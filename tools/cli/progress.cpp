@@ -1,6 +1,7 @@
 #include "tools/cli/progress.h"
 
 #include <cmath>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -67,6 +68,14 @@ void Progress::message(const std::string& text) {
 Progress::~Progress() {
   if (line_is_open_) std::fputc('\n', out_);
   std::fflush(out_);
+}
+
+std::string CaptureNotice::of(const StepMetrics& metrics) {
+  constexpr int kBeforeReplay = 3;  // one eager step, two that are recorded
+  if (!metrics.captured || ++num_steps_ <= kBeforeReplay) return {};
+  const std::string reason = metrics.captured->is_replay ? "" : metrics.captured->why;
+  if (std::exchange(said_, reason) == reason || reason.empty()) return {};
+  return fmt::format("step {} is not captured: {}", metrics.step, reason);
 }
 
 }  // namespace sherd

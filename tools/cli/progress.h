@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "tools/train/metrics.h"
+
 namespace sherd {
 
 struct ProgressState {
@@ -52,6 +54,18 @@ class Progress {
   bool shown_ = false;
   std::optional<Mark> start_{};  // after the first step
   Clock::time_point last_shown_{};
+};
+
+/// What a run with --compile says of steps that are not replayed.
+class CaptureNotice {
+ public:
+  /// "step 90 is not captured: ran eagerly: ...", once for each reason in a row; empty for replays, and for the first
+  /// steps, which run eagerly and are recorded.
+  std::string of(const StepMetrics& metrics);
+
+ private:
+  int num_steps_ = 0;
+  std::string said_;
 };
 
 }  // namespace sherd

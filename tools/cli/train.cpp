@@ -14,7 +14,6 @@
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
-#include "tools/cli/capture_notice.h"
 #include "tools/cli/command.h"
 #include "tools/cli/cpu_share.h"
 #include "tools/cli/progress.h"
