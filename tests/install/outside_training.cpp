@@ -8,8 +8,8 @@
 
 using namespace sherd;
 
-static TrainConfig tiny_run(const std::string& folder, std::int64_t steps) {
-  TrainConfig config;
+static train::TrainConfig tiny_run(const std::string& folder, std::int64_t steps) {
+  train::TrainConfig config;
   config.data = folder + "/text.txt";
   config.save = folder + "/saves";
   config.vocabulary = "chars";
@@ -30,16 +30,18 @@ int main(int argc, char** argv) {
   text.close();
 
   bool finite = true;
-  const auto look = [&](const StepMetrics& step) { finite = finite && std::isfinite(step.loss + step.grad_norm); };
+  const auto look = [&](const train::StepMetrics& step) {
+    finite = finite && std::isfinite(step.loss + step.grad_norm);
+  };
   double first = 0;
   {
-    Trainer trainer(tiny_run(folder, 30), make_single_group());
+    train::Trainer trainer(tiny_run(folder, 30), make_single_group());
     first = trainer.run(look).first_loss;
   }
-  TrainConfig rest = tiny_run(folder, 60);
+  train::TrainConfig rest = tiny_run(folder, 60);
   rest.resume = rest.save;
-  Trainer trainer(rest, make_single_group());
-  const TrainSummary summary = trainer.run(look);
+  train::Trainer trainer(rest, make_single_group());
+  const train::TrainSummary summary = trainer.run(look);
   fmt::print("loss {:.3f} -> {:.3f}, validation {:.3f}\n", first, summary.last_losses_mean, summary.val_loss.value());
   return finite && trainer.first_step() == 30 && summary.steps == 60 && summary.last_losses_mean < 0.7 * first ? 0 : 1;
 }

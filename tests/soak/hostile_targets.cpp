@@ -32,6 +32,8 @@
 
 namespace sherd::testing {
 
+using namespace train;
+
 namespace {
 
 using namespace ckpt;

@@ -12,6 +12,7 @@
 
 int main(int argc, char** argv) {
   using namespace sherd;
+  using namespace sherd::train;
   if (argc != 4) {
     fmt::print(stderr, "usage: soak_one_rank CONFIG.toml METRICS.jsonl REPLICAS\n");
     return 2;

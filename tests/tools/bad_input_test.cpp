@@ -14,6 +14,9 @@
 #include "tools/train/weights.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 using namespace ckpt;

@@ -9,6 +9,9 @@
 #include "tests/tools/program_test.h"
 
 namespace sherd {
+
+using namespace train;
+
 namespace {
 
 using testing::expect_within;

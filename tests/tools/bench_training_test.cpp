@@ -20,7 +20,7 @@ namespace {
 using testing::run_ranks;
 using Group = std::shared_ptr<ProcessGroup>;
 
-nn::LanguageModelConfig config_of(const std::string& name) { return sherd::model_config(bench_model(name), 0); }
+nn::LanguageModelConfig config_of(const std::string& name) { return train::model_config(bench_model(name), 0); }
 
 TEST(BenchTraining, AModelIsThePeersModel) {
   const auto mini = std::get<nn::GptConfig>(config_of("mini"));

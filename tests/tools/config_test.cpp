@@ -16,6 +16,9 @@
 #include "tools/train/version.h"
 
 namespace sherd {
+
+using namespace train;
+
 namespace {
 
 using testing::expect_error;

@@ -10,6 +10,9 @@
 #include "tests/tools/program_test.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();

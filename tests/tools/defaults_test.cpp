@@ -13,6 +13,9 @@
 #include "tools/train/train_step.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 using Args = std::vector<std::string_view>;

@@ -16,6 +16,9 @@
 #include "tools/train/skipped_batches.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;

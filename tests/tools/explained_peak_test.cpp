@@ -9,6 +9,9 @@
 #include "tests/tools/tiny_run.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 std::int64_t held(const CategoryBytes& bytes, MemoryCategory category) {

@@ -11,6 +11,9 @@
 #include "tools/train/links.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;

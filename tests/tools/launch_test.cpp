@@ -27,6 +27,9 @@
 #include "tools/launch/supervise.h"
 
 namespace sherd {
+
+using namespace train;
+
 namespace {
 
 using namespace std::chrono_literals;

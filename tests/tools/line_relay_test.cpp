@@ -9,6 +9,7 @@
 #include <string>
 
 namespace sherd {
+
 namespace {
 
 TEST(RankLines, PiecesBecomeWholeLines) {

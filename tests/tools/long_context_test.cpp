@@ -6,6 +6,9 @@
 #include "tools/train/predicted_peak.h"
 
 namespace sherd {
+
+using namespace train;
+
 namespace {
 
 class LongContext : public testing::ProgramTest {

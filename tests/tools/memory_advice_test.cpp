@@ -13,6 +13,9 @@
 #include "tools/train/predicted_peak.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 constexpr int kCases = 20;

@@ -15,6 +15,9 @@
 #include "tools/train/version.h"
 
 namespace sherd {
+
+using namespace train;
+
 namespace {
 
 using nlohmann::json;

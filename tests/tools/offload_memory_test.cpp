@@ -8,6 +8,9 @@
 #include "tools/train/predicted_peak.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 class OffloadMemory : public ProgramTest {

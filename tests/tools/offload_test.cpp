@@ -14,6 +14,9 @@
 #include "tools/train/predicted_peak.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 TEST(OffloadFlag, SaysWhatAndWhere) {

@@ -1,5 +1,5 @@
-// Saves of an older program, committed (tools/golden/make_saves.sh): this one resumes them to the same bits, and goes on
-// as that one did. Oracle: that program.
+// Saves of an older program, committed (tools/golden/make_saves.sh): this one resumes them to the same bits, and goes
+// on as that one did. Oracle: that program.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -16,6 +16,8 @@
 
 namespace sherd::testing {
 
+using namespace train;
+
 struct StepOfRun {
   std::int64_t step = 0;
   double loss = 0;

@@ -18,6 +18,8 @@
 
 namespace sherd::testing {
 
+using namespace train;
+
 /// Where a rank without a limit first holds more than one.
 class FirstOver final : public AllocationWatcher {
  public:

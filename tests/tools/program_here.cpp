@@ -13,6 +13,8 @@
 
 namespace sherd::testing {
 
+using namespace train;
+
 namespace {
 
 /// What is written to a stream while one lives goes into a nameless file.

@@ -13,6 +13,8 @@
 
 namespace sherd::testing {
 
+using namespace train;
+
 inline void expect_within(const std::string& text, std::initializer_list<std::string_view> parts) {
   for (const std::string_view part : parts)
     EXPECT_TRUE(text.find(part) != std::string::npos) << "\"" << part << "\" is not in: " << text;

@@ -18,6 +18,9 @@
 #include "tools/launch/restart_policy.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 using namespace std::chrono_literals;

@@ -10,6 +10,9 @@
 #include "tools/train/trainer.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 constexpr std::int64_t kBefore = 20, kAfter = 20;  // steps

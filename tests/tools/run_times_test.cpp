@@ -12,6 +12,9 @@
 #include "tools/train/metrics.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 TEST(RunTimes, JitterOfKnownSteps) {

@@ -13,6 +13,9 @@
 #include "tools/train/weights.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 using namespace ckpt;

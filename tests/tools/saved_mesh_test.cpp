@@ -7,6 +7,9 @@
 #include "tools/train/links.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 /// What a config that a save has completed becomes on `ranks` ranks; `given` are the keys that the user gave.

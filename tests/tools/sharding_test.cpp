@@ -13,6 +13,9 @@
 #include "tests/tools/tiny_run.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 class Sharding : public ::testing::Test {

@@ -14,6 +14,9 @@
 #include "tests/tools/program_test.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 using Steps = std::pair<std::int64_t, std::int64_t>;

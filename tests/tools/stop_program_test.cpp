@@ -6,6 +6,9 @@
 #include "tools/train/exit_status.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 using namespace ckpt;

@@ -15,6 +15,9 @@
 #include "tools/train/stop_signals.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 namespace fs = std::filesystem;

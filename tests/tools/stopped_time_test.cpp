@@ -9,6 +9,7 @@
 #include "runtime/tensor/error.h"
 
 namespace sherd::testing {
+
 namespace {
 
 using namespace std::chrono_literals;

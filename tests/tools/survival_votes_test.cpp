@@ -11,6 +11,9 @@
 #include "tools/train/generations.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 using std::chrono::milliseconds;

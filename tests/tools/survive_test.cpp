@@ -10,6 +10,9 @@
 #include "tests/tools/program_test.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 class Survive : public ProgramTest {

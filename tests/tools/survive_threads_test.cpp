@@ -21,6 +21,9 @@
 #include "tools/train/survive.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 using namespace std::chrono_literals;

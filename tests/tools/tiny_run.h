@@ -13,6 +13,8 @@
 
 namespace sherd::testing {
 
+using namespace train;
+
 /// 4803 characters, 29 of them distinct, that a small model can learn something of.
 inline std::string tiny_text() {
   std::string text;

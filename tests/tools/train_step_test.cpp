@@ -11,6 +11,9 @@
 #include "tests/tools/tiny_run.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
@@ -50,8 +53,8 @@ struct Trained {
 };
 
 /// Makes `updates` updates; those in `eager` eagerly.
-Trained train(const TrainConfig& config, const Group& group, std::int64_t updates, const TrainStepOptions& options = {},
-              const std::vector<std::int64_t>& eager = {}) {
+Trained trained(const TrainConfig& config, const Group& group, std::int64_t updates,
+                const TrainStepOptions& options = {}, const std::vector<std::int64_t>& eager = {}) {
   TrainStep step(config, nn::JobMesh(config.plan.mesh, group), kVocabulary, options);
   Trained result;
   const CommCounts before = group->host().counts();
@@ -75,7 +78,7 @@ TEST(TrainStep, LearnsFromAConfigMadeInCode) {
   config.optimizer.decay_steps = 60;
   for (const int ranks : {1, 2})
     run_ranks(ranks, [&](const Group& group) {
-      const Trained run = train(config, group, 60);
+      const Trained run = trained(config, group, 60);
       EXPECT_LT(run.losses.back(), 0.7 * run.losses.front());
       EXPECT_EQ(run.norms.size(), 60u);
     });
@@ -87,7 +90,8 @@ TEST(TrainStep, WithoutMetricsNothingIsReducedAndTheUpdateIsTheSame) {
     std::vector<double> mean(3, 0.0), reported;
     std::mutex mutex;
     run_ranks(ranks, [&](const Group& group) {
-      const Trained with = train(tiny_model(), group, 3), without = train(tiny_model(), group, 3, {.metrics = false});
+      const Trained with = trained(tiny_model(), group, 3),
+                    without = trained(tiny_model(), group, 3, {.metrics = false});
       EXPECT_EQ(without.values, with.values);
       EXPECT_EQ(with.norms.size(), 3u);
       EXPECT_TRUE(without.norms.empty());
@@ -109,13 +113,13 @@ TEST(TrainStep, AScaledLossGivesTheBitsOfTheUpdate) {
       TrainConfig config = tiny_model();
       config.plan.micro_batches = 2;
       run_ranks(ranks, [&](const Group& group) {
-        const Trained plain = train(config, group, 4, {.metrics = metrics});
+        const Trained plain = trained(config, group, 4, {.metrics = metrics});
         TrainConfig scaled = config;
         for (const char* scale : {"1024", "dynamic"})
           for (const bool compile : {false, true}) {
             scaled.plan.loss_scale = scale;
             scaled.plan.compiled = compile;
-            const Trained run = train(scaled, group, 4, {.metrics = metrics});
+            const Trained run = trained(scaled, group, 4, {.metrics = metrics});
             EXPECT_EQ(run.losses, plain.losses);
             EXPECT_EQ(run.norms, plain.norms);
             EXPECT_EQ(run.values, plain.values);
@@ -130,7 +134,7 @@ TEST(TrainStep, ValuesThatAreNeitherDrawnNorLoadedAreNotTrained) {
       for (const bool compiled : {false, true}) {
         TrainConfig config = tiny_model();
         config.plan.compiled = compiled;
-        expect_error([&] { train(config, group, 1, {.draws = false}); }, {"tok.weight", "drawn or loaded"});
+        expect_error([&] { trained(config, group, 1, {.draws = false}); }, {"tok.weight", "drawn or loaded"});
       }
     });
 }
@@ -139,8 +143,9 @@ TEST(TrainStep, ClippingNeedsTheNorm) {
   TrainConfig config = tiny_model();
   config.optimizer.clip = 0.001;
   run_ranks(1, [&](const Group& group) {
-    expect_error([&] { train(config, group, 0, {.metrics = false}); }, {"optimizer.clip = 0.001", "gradient norm"});
-    EXPECT_NE(train(config, group, 3).values, train(tiny_model(), group, 3).values) << "the norm was below the limit";
+    expect_error([&] { trained(config, group, 0, {.metrics = false}); }, {"optimizer.clip = 0.001", "gradient norm"});
+    EXPECT_NE(trained(config, group, 3).values, trained(tiny_model(), group, 3).values)
+        << "the norm was below the limit";
   });
 }
 
@@ -149,10 +154,10 @@ TEST(TrainStep, OneUpdateMayBeEagerAmongReplays) {
     for (const bool metrics : {true, false})
       run_ranks(ranks, [&](const Group& group) {
         TrainConfig config = tiny_model();
-        const Trained eager = train(config, group, 6, {.metrics = metrics});
+        const Trained eager = trained(config, group, 6, {.metrics = metrics});
         EXPECT_EQ(eager.how, std::vector<std::string>(6, "eager"));
         config.plan.compiled = true;
-        const Trained mixed = train(config, group, 6, {.metrics = metrics}, {4});
+        const Trained mixed = trained(config, group, 6, {.metrics = metrics}, {4});
         EXPECT_EQ(mixed.how,
                   (std::vector<std::string>{"ran eagerly", "recorded", "recorded", "replayed", "", "replayed"}));
         EXPECT_EQ(mixed.losses, eager.losses);
@@ -166,20 +171,20 @@ TEST(TrainStep, F79_MicroBatchesAreReducedOncePerUnit) {
   for (const int ranks : {1, 2})
     run_ranks(ranks, [&](const Group& group) {
       TrainConfig config = tiny_model();
-      const Trained whole = train(config, group, 4);
+      const Trained whole = trained(config, group, 4);
       config.plan.micro_batches = 4;
-      const Trained eager = train(config, group, 4);
+      const Trained eager = trained(config, group, 4);
       EXPECT_EQ(eager.reduce_scatters, whole.reduce_scatters);
       EXPECT_EQ(eager.reduce_scatters, ranks == 1 ? 0 : 3 * 4);
       for (std::size_t i = 0; i < whole.losses.size(); ++i) EXPECT_NEAR(eager.losses[i], whole.losses[i], 1e-4);
       config.plan.compiled = true;
-      const Trained captured = train(config, group, 4);
+      const Trained captured = trained(config, group, 4);
       EXPECT_EQ(captured.how.back(), "replayed");
       EXPECT_EQ(captured.losses, eager.losses);
       EXPECT_EQ(captured.norms, eager.norms);
       EXPECT_EQ(captured.values, eager.values);
       config.plan.accumulate_shards = true;
-      EXPECT_EQ(train(config, group, 4).reduce_scatters, ranks == 1 ? 0 : 4 * 3 * 4);
+      EXPECT_EQ(trained(config, group, 4).reduce_scatters, ranks == 1 ? 0 : 4 * 3 * 4);
     });
 }
 
@@ -188,7 +193,7 @@ TEST(TrainStep, MicroBatchesMustDivideTheBatch) {
   config.batch = 9;
   config.plan.micro_batches = 3;
   run_ranks(1, [&](const Group& group) {
-    expect_error([&] { train(config, group, 1); },
+    expect_error([&] { trained(config, group, 1); },
                  {"a batch of 4 rows does not divide into 3 micro-batches", "a multiple of 3"});
   });
 }
@@ -197,9 +202,9 @@ TEST(TrainStep, WeightDecaySparesNormsUnlessToldOtherwise) {
   TrainConfig config = tiny_model();
   config.optimizer.weight_decay = 0.5;
   run_ranks(1, [&](const Group& group) {
-    const Values spared = train(config, group, 1).values;
+    const Values spared = trained(config, group, 1).values;
     config.optimizer.decay_matrices_only = false;
-    const Values decayed = train(config, group, 1).values;
+    const Values decayed = trained(config, group, 1).values;
     EXPECT_EQ(decayed.at("tok.weight"), spared.at("tok.weight"));
     const std::vector<float> all = decayed.at("norm.weight"), none = spared.at("norm.weight");
     // Weights of norms start at 1; the first of two steps of warmup has half of the learning rate.
@@ -211,7 +216,7 @@ TEST(TrainStep, SeparateModelsAreRefused) {
   TrainConfig config = tiny_model();
   config.plan.fully_shard = false;
   run_ranks(2, [&](const Group& group) {
-    expect_error([&] { train(config, group, 0); }, {"fully_shard = false", "2 separate models"});
+    expect_error([&] { trained(config, group, 0); }, {"fully_shard = false", "2 separate models"});
   });
 }
 

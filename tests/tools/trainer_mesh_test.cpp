@@ -9,6 +9,9 @@
 #include "tools/train/trainer.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;

@@ -14,6 +14,9 @@
 #include "tests/tools/tiny_run.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;

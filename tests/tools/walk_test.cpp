@@ -10,6 +10,9 @@
 #include "tests/tools/program_test.h"
 
 namespace sherd {
+
+using namespace train;
+
 namespace {
 
 using nlohmann::json;

@@ -15,6 +15,9 @@
 #include "tests/tools/program_test.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 namespace fs = std::filesystem;

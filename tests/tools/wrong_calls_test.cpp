@@ -14,6 +14,9 @@
 #include "tools/train/exit_status.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 struct WrongCall {

@@ -18,6 +18,8 @@
 
 namespace sherd::bench {
 
+using namespace train;
+
 /// A kind of work that is ready to be asked.
 struct Ready {
   nlohmann::json greeting;

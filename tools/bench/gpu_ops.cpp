@@ -21,6 +21,8 @@
 
 namespace sherd::bench {
 
+using namespace train;
+
 namespace {
 
 /// A dim of inputs, by its letter.

@@ -10,6 +10,8 @@
 
 namespace sherd::bench {
 
+using namespace train;
+
 struct BenchModel : TrainConfig::Model {
   std::string name{};
   std::int64_t batch = 0;

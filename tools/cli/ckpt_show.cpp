@@ -20,6 +20,8 @@
 
 namespace sherd {
 
+using namespace train;
+
 namespace {
 
 using nlohmann::ordered_json;

@@ -8,6 +8,8 @@
 
 namespace sherd {
 
+using namespace train;
+
 struct Command {
   std::string_view name, summary;
   /// Gets the words after the command's name; returns the exit status. Errors are thrown, and printed by run_program().

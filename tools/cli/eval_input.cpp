@@ -12,6 +12,8 @@
 
 namespace sherd {
 
+using namespace train;
+
 namespace {
 
 /// The size of a batch of windows: enough that a forward has work for all threads, and little memory.

@@ -21,12 +21,12 @@ struct EvalInput {
 
 /// `tokens`, i64 [sequences, tokens], of a safetensors file: a sequence is a batch, and its last token has no target.
 /// Error naming --tokens, the file and what does not fit the model.
-EvalInput token_file(const std::string& path, const Weights& weights);
+EvalInput token_file(const std::string& path, const train::Weights& weights);
 
 /// All of a text, in windows of the length that the model was trained on, adjacent as those of a validation; a
 /// remainder that does not fill one is left out, and a text shorter than a window is one. `vocabulary` is what was
 /// asked for by hand, or "auto". Error if the weights do not tell what their tokens stand for, for other text than
 /// that, and for files that are no text.
-EvalInput text_windows(const std::string& path, const Weights& weights, const std::string& vocabulary);
+EvalInput text_windows(const std::string& path, const train::Weights& weights, const std::string& vocabulary);
 
 }  // namespace sherd

@@ -19,6 +19,8 @@
 
 namespace sherd {
 
+using namespace train;
+
 namespace {
 
 struct Limit {

@@ -9,6 +9,8 @@
 
 namespace sherd {
 
+using namespace train;
+
 namespace {
 
 constexpr auto kRedraw = std::chrono::milliseconds(100);

@@ -61,7 +61,7 @@ class CaptureNotice {
  public:
   /// "step 90 is not captured: ran eagerly: ...", once for each reason in a row; empty for replays, and for the first
   /// steps, which run eagerly and are recorded.
-  std::string of(const StepMetrics& metrics);
+  std::string of(const train::StepMetrics& metrics);
 
  private:
   int num_steps_ = 0;

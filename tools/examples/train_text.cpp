@@ -15,7 +15,7 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "usage: train_text TEXT FOLDER STEPS\n");
     return 2;
   }
-  TrainConfig config;
+  train::TrainConfig config;
   config.data = argv[1];
   config.save = argv[2];
   config.steps = std::atoll(argv[3]);
@@ -24,9 +24,9 @@ int main(int argc, char** argv) {
   config.optimizer = {.lr = 3e-3, .min_lr = 3e-4, .warmup = 10, .decay_steps = 400};
   if (!ckpt::list_saves(config.save).empty()) config.resume = config.save;
 
-  Trainer trainer(config, world_group());
+  train::Trainer trainer(config, world_group());
   const bool speaks = trainer.group().rank() == 0;
-  const TrainSummary summary = trainer.run([&](const StepMetrics& step) {
+  const train::TrainSummary summary = trainer.run([&](const train::StepMetrics& step) {
     if (speaks && step.step % 20 == 0) fmt::print("step {}  loss {:.4f}\n", step.step, step.loss);
   });
   if (speaks && summary.val_loss) fmt::print("after {} steps: validation {:.4f}\n", summary.steps, *summary.val_loss);

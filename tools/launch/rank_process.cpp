@@ -17,6 +17,8 @@
 
 namespace sherd {
 
+using namespace train;
+
 bool has_failed(int status) { return !WIFEXITED(status) || WEXITSTATUS(status) != 0; }
 
 int shell_status(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }

@@ -15,6 +15,8 @@
 
 namespace sherd {
 
+using namespace train;
+
 namespace {
 
 /// What launchers tell their ranks.

@@ -10,8 +10,11 @@
 #include <vector>
 
 #include "tools/launch/restart_policy.h"
+#include "tools/train/exit_status.h"
 
 namespace sherd {
+
+using namespace train;
 
 struct SuperviseOptions {
   /// Program, looked up on PATH, and its arguments.

@@ -23,6 +23,8 @@
 
 namespace sherd {
 
+using namespace train;
+
 namespace {
 
 using std::chrono::milliseconds;

@@ -13,6 +13,8 @@
 
 namespace sherd {
 
+using namespace train;
+
 namespace {
 
 using std::chrono::milliseconds;

@@ -25,7 +25,7 @@
 
 // Keys without a section are about the run, [parallel] is about tensor parallelism, [model] is the network, [optimizer]
 // its update and learning rate. Ranges are checked in a form that NaN fails.
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -566,4 +566,4 @@ bool rounds_otherwise(TrainConfig a, TrainConfig b) {
   return bind(a).values(KeyRole::rounding) != bind(b).values(KeyRole::rounding);
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

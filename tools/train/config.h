@@ -13,7 +13,7 @@
 #include "tools/train/flags.h"
 #include "tools/train/links.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// Steps first..last, both included, counted from 1: "11:15", or "11" for one. "" leaves them open. Error for anything
 /// else, for a step below 1 and for an empty range.
@@ -148,4 +148,4 @@ Facts facts_of(TrainConfig config);
 /// Whether keys of rounding differ, as those of the mesh: sums have other parts.
 bool rounds_otherwise(TrainConfig a, TrainConfig b);
 
-}  // namespace sherd
+}  // namespace sherd::train

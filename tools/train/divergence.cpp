@@ -9,7 +9,7 @@
 
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -91,4 +91,4 @@ DivergenceWatch::History watch_history_from_text(std::string_view text, const st
   }
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -8,7 +8,7 @@
 #include "runtime/op/attrs/attr_list.h"
 #include "tools/train/metrics.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// Steps without an update that may follow one another: more than a loss scale takes from the first, 2^16, to the last.
 inline constexpr int kMostSkips = 32;
@@ -67,4 +67,4 @@ std::string to_text(const DivergenceWatch::History& history);
 /// Error for other text than to_text() makes, which `source` names.
 DivergenceWatch::History watch_history_from_text(std::string_view text, const std::string& source);
 
-}  // namespace sherd
+}  // namespace sherd::train

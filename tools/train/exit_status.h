@@ -5,7 +5,7 @@
 
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::train {
 
 enum ExitStatus : int {
   kDone = 0,
@@ -46,4 +46,4 @@ decltype(auto) as_usage(Read&& read) {
   }
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -6,7 +6,7 @@
 #include "runtime/tensor/error.h"
 #include "tools/train/flags.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -67,4 +67,4 @@ std::string print_picture(const MemoryPicture& picture, std::size_t most, std::s
   return text;
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -11,7 +11,7 @@
 #include "tools/train/module_memory.h"
 #include "tools/train/predicted_peak.h"
 
-namespace sherd {
+namespace sherd::train {
 
 struct ExplainedPeak {
   PredictedPeak predicted{};          ///< without a limit
@@ -27,4 +27,4 @@ ExplainedPeak explain_peak(const TrainConfig& config, int rank, int ranks, std::
 /// are one line. Each line begins with `indent`.
 std::string print_picture(const MemoryPicture& picture, std::size_t most = 8, std::string_view indent = "  ");
 
-}  // namespace sherd
+}  // namespace sherd::train

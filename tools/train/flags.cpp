@@ -14,7 +14,7 @@
 #include "runtime/tensor/quantity.h"
 #include "tools/train/exit_status.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -336,4 +336,4 @@ std::optional<std::vector<std::string>> read_command_line(ConfigTable& table, st
   return line.words;
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

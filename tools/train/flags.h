@@ -21,7 +21,7 @@
 #include "runtime/tensor/dtype.h"
 #include "runtime/tensor/nearest.h"
 
-namespace sherd {
+namespace sherd::train {
 
 // ---- `--device` of train, eval and sample ----
 
@@ -134,7 +134,8 @@ void apply_flags(ConfigTable& table, const CommandLine& line);
 std::optional<std::vector<std::string>> read_command_line(ConfigTable& table, std::span<const std::string_view> args,
                                                           std::string_view usage);
 
-/// did_you_mean() (runtime/tensor/nearest.h) of rows that have a `name`.
+using sherd::did_you_mean;
+/// The same of rows that have a `name`.
 template <std::ranges::range Rows>
   requires requires(const Rows& rows) { std::string(std::begin(rows)->name); }
 std::string did_you_mean(std::string_view word, const Rows& rows) {
@@ -148,4 +149,4 @@ std::string did_you_mean(std::string_view word, const Rows& rows) {
 void load_toml_file(ConfigTable& table, const std::string& path);
 void load_toml_text(ConfigTable& table, std::string_view text, const std::string& source);
 
-}  // namespace sherd
+}  // namespace sherd::train

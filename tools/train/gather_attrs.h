@@ -5,7 +5,7 @@
 #include "runtime/comm/group/agree.h"
 #include "runtime/op/attrs/attr_list.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// Every rank's, by rank. Collective.
 template <AttrStruct T>
@@ -16,4 +16,4 @@ std::vector<T> gather_attrs(ProcessGroup& group, const T& own) {
   return all;
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -10,7 +10,7 @@
 #include "runtime/tensor/error.h"
 #include "tools/train/skipped_batches.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -164,4 +164,4 @@ Agreement Generations::agree(const UpdateVote& own) {
   }
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -19,7 +19,7 @@
 #include "runtime/comm/store/store.h"
 #include "runtime/op/attrs/attr_list.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// The keys of the store that the launcher and the ranks of a job use.
 namespace survival_key {
@@ -100,4 +100,4 @@ class Generations {
   const WaitNotice notice_;
 };
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -7,7 +7,7 @@
 #include "runtime/tensor/quantity.h"
 #include "tools/train/flags.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -71,4 +71,4 @@ void Links::shape(const nn::JobMesh& mesh) const {
   shape_group(mesh.data_group(), mesh.data().axes());
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

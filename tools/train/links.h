@@ -8,7 +8,7 @@
 #include "nn/plan/job_mesh.h"
 #include "runtime/comm/group/host_group.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// The link of one axis of a mesh.
 struct AxisLink {
@@ -44,4 +44,4 @@ class Links {
   std::vector<AxisLink> links_;
 };
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -12,7 +12,7 @@
 #include "tools/train/predicted_peak.h"
 #include "tools/train/stop_signals.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -247,4 +247,4 @@ void explain_out_of_memory(OutOfMemory& error, const TrainConfig& config, const 
   }
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -10,7 +10,7 @@
 #include "runtime/tensor/error.h"
 #include "tools/train/config.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// A config that differs from the one that was asked about.
 struct Suggestion {
@@ -44,4 +44,4 @@ struct HeldMemory {
 void explain_out_of_memory(OutOfMemory& error, const TrainConfig& config, const ProcessGroup& group,
                            std::int64_t data_vocabulary, HeldMemory held) noexcept;
 
-}  // namespace sherd
+}  // namespace sherd::train

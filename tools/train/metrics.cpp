@@ -12,7 +12,7 @@
 #include "runtime/tensor/error.h"
 #include "tools/train/version.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -130,4 +130,4 @@ MetricsFile::MetricsFile(std::string path, const std::string& header, std::int64
 
 void MetricsFile::write(const std::string& line) { write_all(file_, line + "\n", "metrics", path_); }
 
-}  // namespace sherd
+}  // namespace sherd::train

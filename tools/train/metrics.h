@@ -12,7 +12,7 @@
 #include "tools/train/output_file.h"
 #include "tools/train/run_times.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// What one step did, as rank 0 sees it.
 struct StepMetrics {
@@ -87,4 +87,4 @@ class MetricsFile {
   OutputFile file_;
 };
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -4,7 +4,7 @@
 
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -82,4 +82,4 @@ std::unique_ptr<nn::LanguageModel> make_model(const TrainConfig::Model& section,
   return nn::make_language_model(model_config(section, data_vocabulary));
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

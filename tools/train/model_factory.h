@@ -4,7 +4,7 @@
 #include "nn/models/model_config.h"
 #include "tools/train/config.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// The model that a section describes. Its vocabulary is the section's, or `data_vocabulary` if that says 0; Error if
 /// it is smaller than `data_vocabulary`.
@@ -16,4 +16,4 @@ TrainConfig::Model model_section(const nn::LanguageModelConfig& config);
 /// make_language_model of model_config().
 std::unique_ptr<nn::LanguageModel> make_model(const TrainConfig::Model& section, std::int64_t data_vocabulary);
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -10,7 +10,7 @@
 #include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/op/copy/offload.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -163,4 +163,4 @@ std::string print_module_memory(const std::vector<ModuleMemory>& modules) {
   return text;
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

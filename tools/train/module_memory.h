@@ -8,7 +8,7 @@
 #include "runtime/exec/memory_log.h"
 #include "tools/train/train_step.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// Bytes of one module without its children. `gathered`: while its unit is gathered, 0 if it never is.
 struct ModuleMemory {
@@ -30,4 +30,4 @@ std::vector<ModuleMemory> module_memory(TrainStep& step, const MemoryPicture& be
 /// each". Gathered bytes are of all units at once: a step gathers some at a time.
 std::string print_module_memory(const std::vector<ModuleMemory>& modules);
 
-}  // namespace sherd
+}  // namespace sherd::train

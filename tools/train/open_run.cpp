@@ -17,7 +17,7 @@
 #include "tools/train/saved_mesh.h"
 #include "tools/train/weights.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -270,4 +270,4 @@ std::unique_ptr<Run> open_run(const TrainConfig& config, std::shared_ptr<Process
   return run;
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -15,7 +15,7 @@
 #include "runtime/tensor/error.h"
 #include "tools/train/exit_status.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -105,4 +105,4 @@ OutputFile open_output(const std::string& path, std::string_view what, OutputMod
   return stream;
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

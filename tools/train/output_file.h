@@ -10,7 +10,7 @@
 
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::train {
 
 struct CloseFile {
   void operator()(std::FILE* file) const { std::fclose(file); }
@@ -62,4 +62,4 @@ struct FileOfKey {
 /// under whatever name, or one place where there is none yet. Pipes and devices are anybody's.
 void check_apart(std::span<const FileOfKey> read, std::span<const FileOfKey> written);
 
-}  // namespace sherd
+}  // namespace sherd::train

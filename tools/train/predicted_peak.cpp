@@ -11,7 +11,7 @@
 #include "runtime/op/core/grad_mode.h"
 #include "tools/train/saved_mesh.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -23,7 +23,7 @@ struct GhostRun {
   std::optional<nn::AsyncSaver> saver{};
 
   GhostRun(const TrainConfig& c, const nn::JobMesh& mesh, std::int64_t data_vocabulary)
-      : config(c), local_batch(sherd::local_batch(c, mesh.num_data_ranks())), step(c, mesh, data_vocabulary) {
+      : config(c), local_batch(train::local_batch(c, mesh.num_data_ranks())), step(c, mesh, data_vocabulary) {
     config.plan = nn::on_ranks(config.plan, mesh.num_data_ranks());
     if (!c.save_async || c.plan.device != Device::cpu()) return;
     saver.emplace(*world_group());
@@ -73,4 +73,4 @@ PredictedPeak predict_peak(const TrainConfig& config, int rank, int ranks, std::
   return nn::predict(config.plan, {.ranks = ranks, .memory_limit = options.memory_limit}, build, rank, look);
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -8,7 +8,7 @@
 #include "tools/train/config.h"
 #include "tools/train/train_step.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// Peak of one rank, on the device that it trains on.
 using PredictedPeak = nn::Prediction;
@@ -33,4 +33,4 @@ struct PredictOptions {
 PredictedPeak predict_peak(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary,
                            const PredictOptions& options = {});
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -11,7 +11,7 @@
 #include "runtime/comm/job/world.h"
 #include "tools/train/gather_attrs.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -161,4 +161,4 @@ RunRecord Regroup::record(std::int64_t first_step, const RunState& state, const 
   return record;
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -21,7 +21,7 @@
 #include "tools/train/run_saves.h"
 #include "tools/train/run_stops.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// The group of ranks that a Trainer is of, in a run that outlives replicas, and what it takes over from the one
 /// before.
@@ -113,4 +113,4 @@ class Regroup {
   std::optional<StepMetrics::Regroup> untold_{};  // until the first step is made
 };
 
-}  // namespace sherd
+}  // namespace sherd::train

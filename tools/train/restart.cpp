@@ -11,7 +11,7 @@
 #include "nn/checkpoint/format/manifest.h"
 #include "nn/checkpoint/format/saves.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -109,4 +109,4 @@ RanksThatFit ranks_that_fit(const TrainConfig& config, const RankInfo& rank) {
   return fit;
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

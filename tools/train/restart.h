@@ -5,7 +5,7 @@
 #include "runtime/comm/job/rank.h"
 #include "tools/train/config.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// The key of a save's state that names the launch which made it (RankInfo::job).
 inline constexpr const char* kJobOfSave = "job";
@@ -37,4 +37,4 @@ struct RanksThatFit {
 /// batch that no number of ranks divides.
 RanksThatFit ranks_that_fit(const TrainConfig& config, const RankInfo& rank);
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -7,7 +7,7 @@
 #include "runtime/comm/job/world.h"
 #include "tools/train/exit_status.h"
 
-namespace sherd {
+namespace sherd::train {
 
 void fail_diverged(Run& run, const Divergence& found) {
   std::string unsaved;
@@ -65,4 +65,4 @@ std::int64_t Rollback::go_back(StepLog& log) {
   return step;
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -5,7 +5,7 @@
 #include "tools/train/run.h"
 #include "tools/train/step_log.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// A run that comes back to the same save more often has diverged.
 inline constexpr int kMostRollbacks = 10;
@@ -30,4 +30,4 @@ class Rollback {
   int times_in_a_row_ = 0;  // to that save
 };
 
-}  // namespace sherd
+}  // namespace sherd::train

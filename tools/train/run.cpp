@@ -14,7 +14,7 @@
 #include "tools/train/memory_advice.h"
 #include "tools/train/run_text.h"
 
-namespace sherd {
+namespace sherd::train {
 
 std::pair<Tensor, Tensor> Run::batch_of(std::int64_t number) const {
   const TraceSpan span("batch");
@@ -85,4 +85,4 @@ void Run::explain(OutOfMemory& error) noexcept {
       {.most = account.total_peak(), .of_libraries = has_libraries ? account.current(MemoryCategory::workspace) : 0});
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -17,7 +17,7 @@
 #include "tools/train/run_stops.h"
 #include "tools/train/train_step.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// In the state of a save: "tree", in which order its reductions added (docs/numerics.md). Those of before say nothing,
 /// and added ranks one after the other.
@@ -58,4 +58,4 @@ struct Run {
 /// Collective over `group`. Throws as the constructor of Trainer.
 std::unique_ptr<Run> open_run(const TrainConfig& config, std::shared_ptr<ProcessGroup> group, Regroup regroup);
 
-}  // namespace sherd
+}  // namespace sherd::train

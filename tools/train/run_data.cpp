@@ -11,7 +11,7 @@
 #include "runtime/tensor/error.h"
 #include "tools/train/run_text.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -78,4 +78,4 @@ std::pair<Tensor, Tensor> RunData::training_batch(std::uint64_t seed, std::int64
   });
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -10,7 +10,7 @@
 #include "runtime/comm/group/process_group.h"
 #include "runtime/op/core/tensor.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// Rows of a rank in a batch of `ranks` ranks with data of their own, cut into micro-batches: neighbouring ones, which
 /// are leaves of the batch; else a micro-batch of all ranks together is the same run of rows on any number of ranks.
@@ -53,4 +53,4 @@ class RunData {
   std::string content_;  // ContentHash::to_text()
 };
 
-}  // namespace sherd
+}  // namespace sherd::train

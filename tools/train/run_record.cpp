@@ -3,7 +3,7 @@
 #include "runtime/op/attrs/attr_text.h"
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -64,4 +64,4 @@ RunState state_of(const ckpt::Manifest& manifest, const std::string& source) {
   return state;
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -10,7 +10,7 @@
 #include "tools/train/skipped_batches.h"
 #include "tools/train/step_log.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// Where a run stands.
 struct RunState {
@@ -59,4 +59,4 @@ void note_state(ckpt::Manifest& manifest, const RunState& state, bool counts_ski
 /// The state as of that save; Error naming `source` for what cannot be read.
 RunState state_of(const ckpt::Manifest& manifest, const std::string& source);
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -14,7 +14,7 @@
 #include "tools/train/output_file.h"
 #include "tools/train/restart.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -127,4 +127,4 @@ bool RunSaves::lacks(std::int64_t step) const {
   return retention_.replace || saves.empty() || saves.front().step != step;
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

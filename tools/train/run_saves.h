@@ -13,7 +13,7 @@
 #include "tools/train/config.h"
 #include "tools/train/run_record.h"
 
-namespace sherd {
+namespace sherd::train {
 
 class RunSaves {
  public:
@@ -66,4 +66,4 @@ class RunSaves {
   std::chrono::steady_clock::time_point saved_at_;  // or when the run began
 };
 
-}  // namespace sherd
+}  // namespace sherd::train

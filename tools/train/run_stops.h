@@ -5,7 +5,7 @@
 
 #include "runtime/comm/group/host_group.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// What to do at a step boundary; of all ranks together, once they have agreed.
 struct Wishes {
@@ -42,4 +42,4 @@ class RunStops {
   const SavePoll& save_;
 };
 
-}  // namespace sherd
+}  // namespace sherd::train

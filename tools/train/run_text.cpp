@@ -6,7 +6,7 @@
 #include "nn/data/not_text.h"
 #include "tools/train/exit_status.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -65,4 +65,4 @@ std::string meaning_of_ids(const TrainConfig::Model& model, const Vocabulary& vo
                      is_bytes ? "bytes" : "characters by code point", model.vocabulary);
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -12,7 +12,7 @@
 #include "tools/train/config.h"
 #include "tools/train/weights.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// Opens the files at `path`. Error for a file that is no text (nn/data/not_text.h), unless `vocabulary` is "bytes",
 /// asked for by hand.
@@ -30,4 +30,4 @@ std::pair<Tensor, Tensor> read_windows(std::int64_t count, std::int64_t sequence
 /// "ids 0..255 are the text's bytes, the model knows 49152"; empty where model.vocabulary is left to the data.
 std::string meaning_of_ids(const TrainConfig::Model& model, const Vocabulary& vocabulary);
 
-}  // namespace sherd
+}  // namespace sherd::train

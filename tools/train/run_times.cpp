@@ -10,7 +10,7 @@
 #include "runtime/os/host_name.h"
 #include "tools/train/gather_attrs.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -191,4 +191,4 @@ std::string print_run_times(const RunTimes& times, std::size_t most) {
   return text;
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -12,7 +12,7 @@
 #include "runtime/exec/work_times.h"
 #include "runtime/op/attrs/attr_list.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// Seconds of `count` steps; a run has those of its last kRecentSteps.
 struct StepJitter {
@@ -102,4 +102,4 @@ class RunClock {
 /// For the run's report; at most `most` units, the others added up. Empty without steps.
 std::string print_run_times(const RunTimes& times, std::size_t most = 12);
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -60,4 +60,4 @@ std::int64_t local_batch(const TrainConfig& config, std::int64_t data_ranks) {
   return nn::local_batch(plan, config.batch, data_ranks);
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -4,7 +4,7 @@
 
 #include "tools/train/config.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// If `config`, completed by a save, has a mesh that `given` does not give and that is not for `ranks` ranks, lays dp
 /// over all of them, and with that mesh lets go of what it alone could do, where it is not given either: a hybrid
@@ -15,4 +15,4 @@ std::string take_ranks_there_are(TrainConfig& config, const ConfigTable& given, 
 /// nn::local_batch() of the run's batch; of one that resumes the error names what there is to go on with.
 std::int64_t local_batch(const TrainConfig& config, std::int64_t data_ranks);
 
-}  // namespace sherd
+}  // namespace sherd::train

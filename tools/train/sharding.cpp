@@ -3,7 +3,7 @@
 #include "nn/plan/apply.h"
 #include "runtime/memory/accounting.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -41,4 +41,4 @@ std::string sharding_text(const nn::TrainingPlan& plan, int data_ranks) {
   return text + memory + accumulation_text(plan, data_ranks);
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

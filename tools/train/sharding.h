@@ -4,11 +4,11 @@
 
 #include "nn/plan/training_plan.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// The strategy that the plan comes to, and from what: "strategy shard_grad_op (reshard_after_forward = false)", and
 /// what is recomputed; of several micro-batches also what their gradients take until the last one, where `data_ranks`
 /// share them.
 std::string sharding_text(const nn::TrainingPlan& plan, int data_ranks);
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -7,7 +7,7 @@
 
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::train {
 
 std::optional<std::vector<std::int64_t>> numbers_from_text(std::string_view text) {
   std::vector<std::int64_t> numbers;
@@ -35,4 +35,4 @@ std::int64_t SkippedBatches::batch_of(std::int64_t step) const {
 
 std::string SkippedBatches::text() const { return fmt::format("{}", fmt::join(batches_, ",")); }
 
-}  // namespace sherd
+}  // namespace sherd::train

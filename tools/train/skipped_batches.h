@@ -9,7 +9,7 @@
 
 #include "runtime/op/attrs/attr_text.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// "37,112": numbers from 0 with commas between them, or none; nothing for other text.
 std::optional<std::vector<std::int64_t>> numbers_from_text(std::string_view text);
@@ -33,9 +33,14 @@ class SkippedBatches {
   std::set<std::int64_t> batches_;
 };
 
+}  // namespace sherd::train
+
+namespace sherd {
+
 /// "37,112"
 template <>
-struct AttrValue<SkippedBatches> {
+struct AttrValue<train::SkippedBatches> {
+  using SkippedBatches = train::SkippedBatches;
   static void print(const SkippedBatches& value, AttrWriter& out) { out.name(value.text()); }
   static void read(SkippedBatches& value, AttrReader& in) { value = SkippedBatches(in.name(), "a rank of the run"); }
   static bool equal(const SkippedBatches& a, const SkippedBatches& b) { return a.text() == b.text(); }

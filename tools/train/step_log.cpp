@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -145,4 +145,4 @@ void StepLog::finish_quietly() noexcept {
   }
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

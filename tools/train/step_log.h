@@ -16,7 +16,7 @@
 #include "tools/train/metrics.h"
 #include "tools/train/train_step.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// How often a run has outlived replicas, and how long it stood still for it.
 struct SurvivalCounts {
@@ -123,4 +123,4 @@ class StepLog {
   std::deque<StepMetrics> done_;  // arrived, not reported
 };
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -11,7 +11,7 @@
 #include "tools/train/output_file.h"
 #include "tools/train/version.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -124,4 +124,4 @@ StepTrace::Step::~Step() {
   trace_->count("allocator bytes", "reserved", end, now.reserved_bytes);
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

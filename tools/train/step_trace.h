@@ -10,7 +10,7 @@
 #include "runtime/exec/trace.h"
 #include "tools/train/config.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// What every such file begins with.
 inline constexpr std::string_view kTraceBeginning = R"({"displayTimeUnit":)";
@@ -63,4 +63,4 @@ class StepTrace {
   std::unique_ptr<Trace> trace_;  // none: nothing (more) to record
 };
 
-}  // namespace sherd
+}  // namespace sherd::train

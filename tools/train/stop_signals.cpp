@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -79,4 +79,4 @@ int StopSignals::noted() noexcept { return noted_signal.load(std::memory_order_r
 
 bool StopSignals::take_save() noexcept { return noted_save.exchange(false, std::memory_order_relaxed); }
 
-}  // namespace sherd
+}  // namespace sherd::train

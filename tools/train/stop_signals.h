@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace sherd {
+namespace sherd::train {
 
 /// "SIGTERM"; "signal 77" for a number without a name.
 std::string signal_name(int signal);
@@ -32,4 +32,4 @@ class StopSignals {
   static bool take_save() noexcept;
 };
 
-}  // namespace sherd
+}  // namespace sherd::train

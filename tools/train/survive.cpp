@@ -14,7 +14,7 @@
 #include "runtime/exec/context.h"
 #include "tools/train/exit_status.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -228,4 +228,4 @@ TrainGroup Survivor::place_in_group() {
           }};
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -18,7 +18,7 @@
 #include "tools/train/generations.h"
 #include "tools/train/trainer.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// The ranks of a job by replicas: those that differ along replicate only are replicas of each other.
 class ReplicaLayout {
@@ -107,4 +107,4 @@ class Survivor {
   std::chrono::steady_clock::time_point looked_at_;    // for the next generation
 };
 
-}  // namespace sherd
+}  // namespace sherd::train

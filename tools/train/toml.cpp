@@ -18,7 +18,7 @@
 #define TOML_ASSERT(expr) ((expr) ? void() : ::sherd::fail("malformed TOML"))
 #include <toml++/toml.h>
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -107,4 +107,4 @@ void load_toml_file(ConfigTable& table, const std::string& path) {
   as_usage([&] { load_toml_text(table, text, path); });
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -8,7 +8,7 @@
 #include "tools/train/gather_attrs.h"
 #include "tools/train/predicted_peak.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -114,4 +114,4 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
   return trainer.group().rank() == 0 ? text : std::string();
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

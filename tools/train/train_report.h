@@ -4,9 +4,9 @@
 
 #include "tools/train/trainer.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// The text for rank 0; empty on other ranks. Collective: peaks of all ranks are gathered.
 std::string train_report(Trainer& trainer, const TrainConfig& config, const TrainSummary& summary);
 
-}  // namespace sherd
+}  // namespace sherd::train

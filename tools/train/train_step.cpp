@@ -12,7 +12,7 @@
 #include "tools/train/exit_status.h"
 #include "tools/train/model_factory.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -158,4 +158,4 @@ TrainStep::Result TrainStep::update_eagerly(const Tensor& tokens, const Tensor& 
   return result_of(run(in));
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -22,7 +22,7 @@
 #include "nn/random_rows.h"
 #include "tools/train/config.h"
 
-namespace sherd {
+namespace sherd::train {
 
 struct TrainStepOptions {
   /// What a log of the job wants of an update: the loss averaged over the ranks with data of their own, and the norm of
@@ -119,4 +119,4 @@ class TrainStep {
   std::unique_ptr<CompiledStep> compiled_, compiled_evaluation_;
 };
 
-}  // namespace sherd
+}  // namespace sherd::train

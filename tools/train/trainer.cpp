@@ -11,7 +11,7 @@
 #include "tools/train/step_trace.h"
 #include "tools/train/stop_signals.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -257,4 +257,4 @@ ckpt::CarriedState Trainer::carry() {
   return ckpt::CarriedState::take(run_->training_state());
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

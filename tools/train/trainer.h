@@ -16,7 +16,7 @@
 #include "tools/train/run.h"
 #include "tools/train/step_log.h"
 
-namespace sherd {
+namespace sherd::train {
 
 class Trainer {
  public:
@@ -103,4 +103,4 @@ class Trainer {
   LateLines late_;
 };
 
-}  // namespace sherd
+}  // namespace sherd::train

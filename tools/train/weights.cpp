@@ -9,7 +9,7 @@
 #include "runtime/comm/job/world.h"
 #include "tools/train/model_factory.h"
 
-namespace sherd {
+namespace sherd::train {
 
 namespace {
 
@@ -94,4 +94,4 @@ void take_model(const Weights& weights, ConfigTable& table) {
     if (!table.is_given(key)) table.set(key, value, weights.dir());
 }
 
-}  // namespace sherd
+}  // namespace sherd::train

@@ -9,7 +9,7 @@
 #include "nn/interop/huggingface.h"
 #include "tools/train/config.h"
 
-namespace sherd {
+namespace sherd::train {
 
 /// A checkpoint of `sherd train` or a Hugging Face directory.
 class Weights {
@@ -51,4 +51,4 @@ void check_parameters(const ckpt::CheckpointReader& checkpoint, const nn::Langua
 /// Gives the keys of [model] that `table` was not given the values they have in `weights`.
 void take_model(const Weights& weights, ConfigTable& table);
 
-}  // namespace sherd
+}  // namespace sherd::train

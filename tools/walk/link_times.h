@@ -10,6 +10,8 @@
 
 namespace sherd::walk {
 
+using namespace train;
+
 /// A unit of fully_shard: the elements of its parameters on this rank when they are gathered.
 struct UnitSize {
   std::int64_t elements = 0;

@@ -10,6 +10,8 @@
 
 namespace sherd::walk {
 
+using namespace train;
+
 using table::Row;
 
 /// A run to make. The row's knob is the key whose value it tries; "default" of the first row, "all" of combinations.

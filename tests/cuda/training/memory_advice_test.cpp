@@ -10,6 +10,9 @@
 #include "tools/train/predicted_peak.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 constexpr std::int64_t kWorkspace = 32 << 20;  // of cuBLASLt, in no prediction

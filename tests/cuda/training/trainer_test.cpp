@@ -7,6 +7,9 @@
 #include "tests/support/expect_error.h"
 
 namespace sherd::testing {
+
+using namespace train;
+
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
