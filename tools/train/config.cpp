@@ -66,17 +66,6 @@ void check_divides(std::string_view key, std::int64_t value, std::string_view by
   check(value % by == 0, "{} = {} must be a multiple of {} = {}", key, value, by_key, by);
 }
 
-using Values = std::vector<std::pair<std::string, ConfigValue>>;
-
-/// The first of equally many values that differs, in words; empty if none does.
-std::string difference(const Values& a, std::string_view a_name, const Values& b, std::string_view b_name) {
-  for (std::size_t i = 0; i < a.size(); ++i)
-    if (a[i] != b[i])
-      return fmt::format("{} has {} = {}, {} has {}", a_name, a[i].first, to_string(a[i].second), b_name,
-                         to_string(b[i].second));
-  return "";
-}
-
 void bind_run(ConfigTable& table, TrainConfig& c) {
   using enum KeyRole;
   table.add("data", &c.data, "text file, or folder whose regular files are read in order of their paths", run);
@@ -546,7 +535,11 @@ TrainConfig train_config_from_toml(std::string_view text, const std::string& sou
 
 std::string recipe_difference(TrainConfig a, std::string_view a_name, TrainConfig b, std::string_view b_name) {
   a.optimizer.decay_steps = b.optimizer.decay_steps;  // a plan for later steps
-  return difference(bind(a).values(KeyRole::recipe), a_name, bind(b).values(KeyRole::recipe), b_name);
+  const auto values_a = bind(a).values(KeyRole::recipe), values_b = bind(b).values(KeyRole::recipe);
+  const auto [of_a, of_b] = std::ranges::mismatch(values_a, values_b);
+  if (of_a == values_a.end()) return "";
+  return fmt::format("{} has {} = {}, {} has {}", a_name, of_a->first, to_string(of_a->second), b_name,
+                     to_string(of_b->second));
 }
 
 void check_resumes(const TrainConfig& saved, const TrainConfig& now) {

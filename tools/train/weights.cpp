@@ -16,10 +16,6 @@ namespace {
 // Keys of [model] that a training run may choose anew.
 constexpr std::array<std::string_view, 4> kOfTraining = {"model.sequence", "model.dropout", "model.init_std",
                                                          "model.scaled_residual_init"};
-bool is_of_training(std::string_view key) {
-  return std::find(kOfTraining.begin(), kOfTraining.end(), key) != kOfTraining.end();
-}
-
 std::vector<std::pair<std::string, ConfigValue>> model_values(const TrainConfig::Model& section) {
   TrainConfig config;
   config.model = section;
@@ -71,7 +67,7 @@ void Weights::check_fits(const TrainConfig::Model& section) const {
   const auto wanted = model_values(section), found = model_values(model_);
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     const auto& [key, value] = wanted[i];
-    if (is_of_training(key) || value == found[i].second) continue;
+    if (std::ranges::count(kOfTraining, key) > 0 || value == found[i].second) continue;
     if ((key == "model.vocabulary" || key == "model.positions") && value == ConfigValue(std::int64_t{0}))
       continue;  // it follows from the data; the shapes decide
     fail("{} = {}, but the weights in {} are of a model with {}; leave the key out to take theirs", key,
