@@ -55,10 +55,11 @@ class BenchRun {
   std::string sized(std::string_view text) const;
   Contest contest_of(const ContestRow& row);
 
-  /// peers/SCRIPT WORDS under each torch. Torches are asked and their settings measured on first use, but for a script
-  /// that computes on a GPU (0 threads), where settings of the CPU's libraries are nothing to search for.
-  std::vector<Contestant> torch_contestants(std::string_view script, const std::vector<std::string>& words,
-                                            const std::string& request, int threads = 1);
+  /// The words, of which the first is a script of peers/, under each torch. Torches are asked and their settings
+  /// measured on first use, but for a script that computes on a GPU (0 threads), where settings of the CPU's libraries
+  /// are nothing to search for.
+  std::vector<Contestant> torch_contestants(const std::vector<std::string>& words, const std::string& request,
+                                            int threads = 1);
 
   /// contest.h, with the fastest of each team; and with the other build as the only peer, if there is one.
   Outcome hold(const Contest& contest) const;

@@ -34,13 +34,6 @@ std::vector<std::string> split(const std::string& text) {
   return {std::istream_iterator<std::string>(words), {}};
 }
 
-SideCommand child_of(const std::string& text, int ranks) {
-  std::vector<std::string> words = split(text);
-  const std::string name = words.at(0);
-  words.erase(words.begin());
-  return child(name, std::move(words), ranks);
-}
-
 }  // namespace
 
 std::function<Outcome(BenchRun&)> held(ContestRow row) {
@@ -64,18 +57,15 @@ std::string BenchRun::sized(std::string_view text) const {
 Contest BenchRun::contest_of(const ContestRow& row) {
   const std::string request = sized(row.request);
   const auto or_ours = [&](const std::string& text) { return text.empty() ? request : sized(text); };
-  Contest contest{.ours = {child_of(sized(row.ours), row.ranks), request}, .rounds = smoke() ? 1 : row.rounds};
-  if (!row.torch.empty()) {
-    std::vector<std::string> words = split(sized(row.torch));
-    const std::string script = words.at(0);
-    words.erase(words.begin());
-    contest.peers = torch_contestants(script, words, or_ours(row.torch_request), row.torch_threads);
-  }
+  Contest contest{.ours = {child(split(sized(row.ours)), row.ranks), request}, .rounds = smoke() ? 1 : row.rounds};
+  if (!row.torch.empty())
+    contest.peers = torch_contestants(split(sized(row.torch)), or_ours(row.torch_request), row.torch_threads);
   if (!row.variants.empty()) contest.peers = in_variants(contest.peers, row.variants);
   for (const ContestRow::Other& other : row.others)
-    contest.peers.push_back(
-        {.command = child_of(sized(other.words), other.ranks), .request = or_ours(other.request), .name = other.name});
-  if (!row.limit.empty()) contest.limit = {child_of(sized(row.limit), 1), or_ours(row.limit_request)};
+    contest.peers.push_back({.command = child(split(sized(other.words)), other.ranks),
+                             .request = or_ours(other.request),
+                             .name = other.name});
+  if (!row.limit.empty()) contest.limit = {child(split(sized(row.limit)), 1), or_ours(row.limit_request)};
   return contest;
 }
 
@@ -152,16 +142,16 @@ const std::vector<Contestant>& BenchRun::torches() {
   return torches_;
 }
 
-std::vector<Contestant> BenchRun::torch_contestants(std::string_view script, const std::vector<std::string>& words,
-                                                    const std::string& request, int threads) {
+std::vector<Contestant> BenchRun::torch_contestants(const std::vector<std::string>& words, const std::string& request,
+                                                    int threads) {
   std::vector<Contestant> result;
   if (threads > 0) result = torches();
   else
     for (const std::string& python : options_.pythons) result.push_back({{{python}, {}}, ""});
   for (Contestant& torch : result) {
     torch.request = request;
-    if (torch.error.empty()) torch.command.words.push_back(source_file(fmt::format("peers/{}", script)).string());
-    torch.command.words.insert(torch.command.words.end(), words.begin(), words.end());
+    if (torch.error.empty()) torch.command.words.push_back(source_file("peers/" + words[0]).string());
+    torch.command.words.insert(torch.command.words.end(), words.begin() + 1, words.end());
     if (threads > 0) torch.command.environment.push_back(fmt::format("OMP_NUM_THREADS={}", threads));
   }
   return result;

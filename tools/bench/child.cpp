@@ -67,13 +67,12 @@ int run_child(std::span<const std::string_view> args) {
   fail("sherd bench --child {}: there is none of that name", args.empty() ? "" : args[0]);
 }
 
-SideCommand child(std::string_view name, std::vector<std::string> flags, int ranks) {
+SideCommand child(const std::vector<std::string>& words, int ranks) {
   const std::string program = sibling_program("sherd").string();
   SideCommand command;
   if (ranks > 1) command.words = {program, "run", "-n", std::to_string(ranks), "--"};
-  for (const std::string& word : {program, std::string("bench"), std::string("--child"), std::string(name)})
-    command.words.push_back(word);
-  command.words.insert(command.words.end(), flags.begin(), flags.end());
+  command.words.insert(command.words.end(), {program, "bench", "--child"});
+  command.words.insert(command.words.end(), words.begin(), words.end());
   return command;
 }
 

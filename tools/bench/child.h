@@ -40,8 +40,8 @@ Works shm_works();    // shm_limit.cpp
 /// becomes the answer {"error": text}. Returns the exit status.
 int run_child(std::span<const std::string_view> args);
 
-/// This program as a side: one process, or so many ranks under `sherd run`.
-SideCommand child(std::string_view name, std::vector<std::string> flags, int ranks = 1);
+/// This program as a side, by the words after --child: one process, or so many ranks under `sherd run`.
+SideCommand child(const std::vector<std::string>& words, int ranks = 1);
 
 using Flags = std::vector<std::pair<std::string, ConfigTarget>>;
 /// Sets the targets of the flags that are given, and returns the words that are no flags.

@@ -29,7 +29,8 @@ std::function<Outcome(BenchRun&)> called(const std::string& request, const std::
     const std::string asked = run.sized(request);
     Contest contest = run.contest_of({.ours = "gpu_op{| --small true}", .request = request, .rounds = 5});
     contest.peers = run.torch_contestants(
-        "gpu_ops.py", run.smoke() ? std::vector<std::string>{"small"} : std::vector<std::string>{}, asked, kOnGpu);
+        run.smoke() ? std::vector<std::string>{"gpu_ops.py", "small"} : std::vector<std::string>{"gpu_ops.py"}, asked,
+        kOnGpu);
     if (!limit.empty()) contest.limit = limit_of(run.sized(limit));
     contest.patience = kOpPatience;
     return run.hold(contest, run.sides());
@@ -107,8 +108,8 @@ std::vector<Contest> step_contests(const StepModel& m, BenchRun& run) {
       {.ours = fmt::format("step --model {} --dtype bf16 --device cuda", model), .request = steps, .rounds = 5});
   captured.patience = kStepPatience;
   const auto compiled =
-      run.torch_contestants("gpu_step.py", {model}, fmt::format("{} {}", m.compile_mode, steps), kOnGpu);
-  const auto eager = run.torch_contestants("gpu_step.py", {model}, fmt::format("eager {}", steps), kOnGpu);
+      run.torch_contestants({"gpu_step.py", model}, fmt::format("{} {}", m.compile_mode, steps), kOnGpu);
+  const auto eager = run.torch_contestants({"gpu_step.py", model}, fmt::format("eager {}", steps), kOnGpu);
   for (std::size_t i = 0; i < compiled.size(); ++i) {
     captured.peers.push_back(compiled[i]);
     captured.peers.push_back(eager[i]);

@@ -79,15 +79,15 @@ Distance distance(const std::vector<double>& a, const std::vector<double>& b) {
 std::string model_of(const LossCase& c, const BenchRun& run) { return sized_model(c.model, run.smoke()).name; }
 
 Contestant ours(const LossCase& c, const char* dtype, const Folder& folder, const BenchRun& run) {
-  return {child("loss", {"--model", model_of(c, run), "--dtype", dtype, "--device", c.device, "--steps",
-                         std::to_string(run.smoke() ? 4 : c.steps), "--folder", folder.path()}),
+  return {child({"loss", "--model", model_of(c, run), "--dtype", dtype, "--device", c.device, "--steps",
+                 std::to_string(run.smoke() ? 4 : c.steps), "--folder", folder.path()}),
           "all"};
 }
 
 Contestant peer(const LossCase& c, const char* dtype, const Folder& folder, BenchRun& run) {
   if (const auto other = run.other_build(ours(c, dtype, folder, run))) return *other;
-  const std::vector<std::string> words = {model_of(c, run), dtype, folder.path()};
-  const auto torches = run.torch_contestants("loss.py", words, "all", std::string_view(c.device) == "cpu" ? 1 : 0);
+  const std::vector<std::string> words = {"loss.py", model_of(c, run), dtype, folder.path()};
+  const auto torches = run.torch_contestants(words, "all", std::string_view(c.device) == "cpu" ? 1 : 0);
   check(!torches.empty(), "there is nothing to compare with: name a Python that has torch by --python");
   return torches.front();
 }

@@ -126,7 +126,7 @@ void predict_times(RowPlan& plan, const LinkTimes& times, double compute_seconds
 void measure(RowPlan& plan, int ranks, int steps) {
   try {
     const NamelessText config(to_toml(plan.config));
-    bench::Side side(bench::child("train", {config.path()}, ranks), kPatience);
+    bench::Side side(bench::child({"train", config.path()}, ranks), kPatience);
     fill_measured(plan, side.ask(std::to_string(steps)));
   } catch (const Error& error) {
     std::string& failure = plan.row.failure = error.message();
