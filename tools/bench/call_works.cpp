@@ -33,13 +33,19 @@ Ready begin_gemm(std::span<const std::string_view> args) {
   return {
       {{"peer", library_alone ? "oneDNN" : "sherd"}}, [library_alone](const std::string& request) -> nlohmann::json {
         const auto [words, numbers] = asked(request, "NN|NT|TN M N K f32|bf16 CALLS");
-        cpu::Gemm g{.m = numbers[0], .n = numbers[1], .k = numbers[2]};
-        g.dtype = g.result = dtype_from_name(words[1]);
-        g.transpose_a = words[0][0] == 'T';
-        g.transpose_b = words[0][1] == 'T';
-        g.lda = g.transpose_a ? g.m : g.k;
-        g.ldb = g.transpose_b ? g.k : g.n;
-        g.ldc = g.n;
+        const DType dtype = dtype_from_name(words[1]);
+        const bool ta = words[0][0] == 'T', tb = words[0][1] == 'T';
+        const std::int64_t m = numbers[0], n = numbers[1], k = numbers[2];
+        const cpu::Gemm g{.dtype = dtype,
+                          .result = dtype,
+                          .transpose_a = ta,
+                          .transpose_b = tb,
+                          .m = m,
+                          .n = n,
+                          .k = k,
+                          .lda = ta ? m : k,
+                          .ldb = tb ? k : n,
+                          .ldc = n};
         const Tensor a = ones({g.m * g.k}, g.dtype), b = ones({g.k * g.n}, g.dtype), c = ones({g.m * g.n}, g.result);
         const auto multiply = [&] {
           if (!library_alone) cpu::gemm(g, a.raw(), b.raw(), c.raw());

@@ -102,12 +102,11 @@ Survival::Fate Survival::lose(int rank, Clock::time_point now, Loss* loss) {
   }
   replica.start_at = now + replica.backoff.after(now - replica.since);
   if (was_member) { is_to_tell_ = true; }
-  loss->replica = index;
-  loss->ranks = replica.ranks;
-  loss->text =
+  *loss = {
+      index, replica.ranks,
       fmt::format("replica {} (rank{} {}) is lost, {} of {} {} on; it starts again in {:.3g} s", index,
                   replica.ranks.size() == 1 ? "" : "s", fmt::join(replica.ranks, ", "), num_members(), replicas_.size(),
-                  num_members() == 1 ? "goes" : "go", std::chrono::duration<double>(replica.start_at - now).count());
+                  num_members() == 1 ? "goes" : "go", std::chrono::duration<double>(replica.start_at - now).count())};
   return Fate::goes_on;
 }
 

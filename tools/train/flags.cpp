@@ -189,24 +189,28 @@ const ConfigTable::Row* ConfigTable::find(std::string_view key) const {
   return found == rows_.end() ? nullptr : &*found;
 }
 
+const ConfigTable::Row& ConfigTable::at(std::string_view key, std::string_view where) const {
+  const Row* row = find(key);
+  if (row == nullptr) fail_unknown(key, where);
+  return *row;
+}
+
 void ConfigTable::fail_unknown(std::string_view key, std::string_view where) const {
   fail("{}: unknown key {}{}; --help lists all of them", where, key, did_you_mean(key, keys()));
 }
 
 void ConfigTable::fail_type(std::string_view key, std::string_view got, std::string_view where) const {
-  const Row* row = find(key);
-  if (row == nullptr) fail_unknown(key, where);
-  fail("{}: {} must be {}, got {}", where, key, kExpected[row->target.index()], got);
+  const Row& row = at(key, where);
+  fail("{}: {} must be {}, got {}", where, key, kExpected[row.target.index()], got);
 }
 
 void ConfigTable::set(std::string_view key, const ConfigValue& value, std::string_view where) {
-  const Row* row = find(key);
-  if (row == nullptr) fail_unknown(key, where);
+  const Row& row = at(key, where);
   if (const auto* text = std::get_if<std::string>(&value))
     check(find_invalid_utf8(*text) == std::string::npos, "{}: the value of {} is not valid UTF-8", where, key);
   bool is_stored = false;
   try {
-    is_stored = std::visit([&](const auto& field) { return store(value, field); }, row->target);
+    is_stored = std::visit([&](const auto& field) { return store(value, field); }, row.target);
   } catch (const Error& error) {
     const bool names_key = error.message().find(key) != std::string::npos;
     fail("{}: {}{}", where, names_key ? "" : std::string(key) + " ", error.message());
@@ -216,9 +220,8 @@ void ConfigTable::set(std::string_view key, const ConfigValue& value, std::strin
 }
 
 void ConfigTable::set_text(std::string_view key, std::string_view text, std::string_view where) {
-  const Row* row = find(key);
-  if (row == nullptr) fail_unknown(key, where);
-  const auto value = std::visit([&](const auto& field) { return read_text(text, field); }, row->target);
+  const Row& row = at(key, where);
+  const auto value = std::visit([&](const auto& field) { return read_text(text, field); }, row.target);
   if (!value) fail_type(key, quote(text), where);
   set(key, *value, where);
 }

@@ -104,6 +104,8 @@ class ConfigTable {
     ConfigValue initial;
   };
   const Row* find(std::string_view key) const;
+  /// As fail_unknown() where there is none.
+  const Row& at(std::string_view key, std::string_view where) const;
 
   std::vector<Row> rows_;
   std::set<std::string, std::less<>> given_;

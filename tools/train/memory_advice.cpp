@@ -97,10 +97,7 @@ class Search {
 
   void try_alone(const Lever& lever) {
     for (const std::string& value : lever.values)
-      if (const auto suggestion = tried({{lever.key, value}}); suggestion && suggestion->bytes <= limit_) {
-        advice_.fits.push_back(*suggestion);
-        return;
-      }
+      if (const auto suggestion = fitting({{lever.key, value}})) return advice_.fits.push_back(*suggestion);
   }
 
   void try_together(bool changes_batch) {
@@ -108,26 +105,27 @@ class Search {
     for (const Lever& lever : levers_)
       if (changes_batch || lever.key != "batch") choice[lever.key] = lever.values.back();
     if (changes_batch && choice.contains("batch")) choice.erase("accumulate");  // a sequence is one part
-    std::optional<Suggestion> best = tried(choice);
-    if (!best || best->bytes > limit_) return;
+    std::optional<Suggestion> best = fitting(choice);
+    if (!best) return;
     for (const Lever& lever : levers_) {
-      if (!choice.contains(lever.key)) continue;
-      const std::string strongest = choice[lever.key];
-      choice.erase(lever.key);
-      const auto fits = [&] {
-        const auto now = tried(choice);
-        if (!now || now->bytes > limit_) return false;
-        best = now;
-        return true;
-      };
-      bool is_settled = fits();
-      for (std::size_t i = 0; !is_settled && i < lever.values.size(); ++i) {
-        choice[lever.key] = lever.values[i];
-        is_settled = fits();
+      Choice milder = choice;
+      if (milder.erase(lever.key) == 0) continue;
+      std::optional<Suggestion> fits = fitting(milder);
+      for (std::size_t i = 0; !fits && i + 1 < lever.values.size(); ++i) {
+        milder[lever.key] = lever.values[i];
+        fits = fitting(milder);
       }
-      if (!is_settled) choice[lever.key] = strongest;
+      if (!fits) continue;
+      choice = milder;
+      best = fits;
     }
     advice_.fits.push_back(*best);
+  }
+
+  // Nothing: it does not fit, or as tried().
+  std::optional<Suggestion> fitting(const Choice& choice) {
+    std::optional<Suggestion> suggestion = tried(choice);
+    return suggestion && suggestion->bytes <= limit_ ? suggestion : std::nullopt;
   }
 
   // Nothing: it is no valid config, or there is no time.

@@ -8,49 +8,33 @@ namespace sherd::train {
 
 namespace {
 
-// What sections and configs of both styles call by one name.
-template <class From, class To>
-void copy_sizes(const From& from, To& to) {
-  to.vocabulary = from.vocabulary;
-  to.layers = from.layers;
-  to.heads = from.heads;
-  to.width = from.width;
-  to.hidden = from.hidden;
-  to.tied_head = from.tied_head;
-  to.norm_eps = from.norm_eps;
-}
-
 TrainConfig::Model section_of(const nn::GptConfig& c) {
-  TrainConfig::Model m;
-  copy_sizes(c, m);
-  m.style = "gpt2";
-  m.positions = c.tokens;
-  m.kv_heads = c.heads;
-  m.bias = c.bias;
-  m.gelu = c.gelu == GeluKind::tanh ? "tanh" : "erf";
-  return m;
+  return {.style = "gpt2",
+          .layers = c.layers,
+          .heads = c.heads,
+          .kv_heads = c.heads,
+          .width = c.width,
+          .hidden = c.hidden,
+          .positions = c.tokens,
+          .vocabulary = c.vocabulary,
+          .bias = c.bias,
+          .gelu = c.gelu == GeluKind::tanh ? "tanh" : "erf",
+          .tied_head = c.tied_head,
+          .norm_eps = c.norm_eps};
 }
 
 TrainConfig::Model section_of(const nn::LlamaConfig& c) {
-  TrainConfig::Model m;
-  copy_sizes(c, m);
-  m.style = "llama";
-  m.positions = c.tokens;
-  m.kv_heads = c.kv_heads;
-  m.rope_theta = c.rope_theta;
-  return m;
-}
-
-// A config's parts that a section says for both styles.
-template <class Config>
-Config config_of(const TrainConfig::Model& m, std::int64_t vocabulary) {
-  Config c;
-  copy_sizes(m, c);
-  c.vocabulary = vocabulary;
-  c.tokens = m.positions ? m.positions : m.sequence;
-  c.init_std = m.init_std;
-  c.scaled_residual_init = m.scaled_residual_init;
-  return c;
+  return {.style = "llama",
+          .layers = c.layers,
+          .heads = c.heads,
+          .kv_heads = c.kv_heads,
+          .width = c.width,
+          .hidden = c.hidden,
+          .positions = c.tokens,
+          .vocabulary = c.vocabulary,
+          .tied_head = c.tied_head,
+          .rope_theta = c.rope_theta,
+          .norm_eps = c.norm_eps};
 }
 
 }  // namespace
@@ -59,17 +43,33 @@ nn::LanguageModelConfig model_config(const TrainConfig::Model& m, std::int64_t d
   check(m.vocabulary == 0 || m.vocabulary >= data_vocabulary,
         "model.vocabulary = {} is smaller than the data's vocabulary of {} tokens", m.vocabulary, data_vocabulary);
   const std::int64_t vocabulary = m.vocabulary ? m.vocabulary : data_vocabulary;
-  if (m.style == "gpt2") {
-    auto gpt = config_of<nn::GptConfig>(m, vocabulary);
-    gpt.bias = m.bias;
-    gpt.gelu = m.gelu == "tanh" ? GeluKind::tanh : GeluKind::erf;
-    gpt.dropout = m.dropout;
-    return gpt;
-  }
-  auto llama = config_of<nn::LlamaConfig>(m, vocabulary);
-  llama.kv_heads = m.kv_heads;
-  llama.rope_theta = m.rope_theta;
-  return llama;
+  const std::int64_t tokens = m.positions ? m.positions : m.sequence;
+  if (m.style == "gpt2")
+    return nn::GptConfig{.vocabulary = vocabulary,
+                         .tokens = tokens,
+                         .layers = m.layers,
+                         .heads = m.heads,
+                         .width = m.width,
+                         .hidden = m.hidden,
+                         .bias = m.bias,
+                         .gelu = m.gelu == "tanh" ? GeluKind::tanh : GeluKind::erf,
+                         .tied_head = m.tied_head,
+                         .dropout = m.dropout,
+                         .norm_eps = m.norm_eps,
+                         .init_std = m.init_std,
+                         .scaled_residual_init = m.scaled_residual_init};
+  return nn::LlamaConfig{.vocabulary = vocabulary,
+                         .tokens = tokens,
+                         .layers = m.layers,
+                         .heads = m.heads,
+                         .kv_heads = m.kv_heads,
+                         .width = m.width,
+                         .hidden = m.hidden,
+                         .rope_theta = m.rope_theta,
+                         .tied_head = m.tied_head,
+                         .norm_eps = m.norm_eps,
+                         .init_std = m.init_std,
+                         .scaled_residual_init = m.scaled_residual_init};
 }
 
 TrainConfig::Model model_section(const nn::LanguageModelConfig& config) {
