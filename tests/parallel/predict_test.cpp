@@ -133,6 +133,8 @@ TEST(Predict, IsWhatAnOwnModelHolds) {
   };
   for (const TrainingPlan& plan : of_two) expect_as_predicted(plan, {.ranks = 2, .batch = 12});
   expect_as_predicted({}, {.batch = 4});
+  expect_as_predicted({.numerics = "layout_free"}, {.ranks = 2, .batch = 16});
+  expect_as_predicted({.param_dtype = DType::bf16, .numerics = "layout_free"}, {.batch = 16});
   expect_as_predicted({.fully_shard = false, .compiled = true}, {.batch = 4});
   expect_as_predicted({.mesh = "dp=2,tp=2", .recompute = "full"}, {.ranks = 4, .batch = 12});
   expect_as_predicted({.mesh = "dp=2,tp=2", .recompute = "full", .offload = "all"}, {.ranks = 4, .batch = 12});

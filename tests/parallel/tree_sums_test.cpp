@@ -107,6 +107,19 @@ TEST(TreeSums, ASumWaitsForEachDigit) {
   });
 }
 
+TEST(TreeSums, AStepThatIsLeftDropsThemAll) {
+  run_ranks(2, [](const Group& group) {
+    PolicyTraining training(DeviceMesh(group), {.sums_in_tree = true});
+    const std::int64_t none = held(MemoryCategory::gradients);
+    nn::units(training.net).set_requires_gradient_sync(false);
+    for (int m = 0; m < 3; ++m) backward(loss_of_leaf(training.net, m));
+    EXPECT_FALSE(nn::pending_gradients(training.net).empty());
+    nn::reset_after_error(training.net);
+    EXPECT_TRUE(nn::pending_gradients(training.net).empty());
+    EXPECT_EQ(held(MemoryCategory::gradients), none);
+  });
+}
+
 TEST(TreeSums, CapturedPassesHaveTheSameBits) {
   for (const Grid& grid : {Grid{1, 1}, Grid{1, 2}, Grid{2, 2}})
     run_ranks(grid.ranks(), [&](const Group& group) {

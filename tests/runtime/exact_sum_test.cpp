@@ -10,6 +10,7 @@
 
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/op/rows/optimizer.h"
 #include "tests/support/expect_error.h"
 
 namespace sherd::testing {
