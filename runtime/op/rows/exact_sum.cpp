@@ -51,6 +51,7 @@ constinit const Op op::exact_total{
     .name = "exact_total",
     .doc = "words of exact_power_sum -> the nearest 0-d f64.",
     .infer = infer_exact_total,
+    .dims = "[d]->",
     .no_gradient = kNoGradient,
 };
 
