@@ -21,6 +21,7 @@ void register_kernels(OpTable& table) {
   cuda::register_norm(table);
   cuda::register_loss(table);
   cuda::register_optimizer(table);
+  cuda::register_exact_sum(table);
 }
 
 }  // namespace sherd::cuda

@@ -36,5 +36,6 @@ void register_softmax(OpTable& table);
 void register_norm(OpTable& table);
 void register_loss(OpTable& table);
 void register_optimizer(OpTable& table);
+void register_exact_sum(OpTable& table);
 
 }  // namespace sherd::cuda

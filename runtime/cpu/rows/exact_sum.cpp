@@ -1,10 +1,7 @@
-// Sums without rounding. A double is at most three digits of 32 bits of a number that begins at 2^-1074; each digit is
-// added to a word of 64 bits, and carries wait until the sum is read. So words are sums of integers, which have no
-// order.
+// Sums without rounding (runtime/op/rows/exact_digits.h): chunks of rows have words of their own, which are added.
 #include "runtime/op/rows/exact_sum.h"
 
 #include <array>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -12,49 +9,14 @@
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/cpu/rows/power_sum_block.h"
-#include "runtime/op/rows/optimizer_attrs.h"
+#include "runtime/op/rows/exact_digits.h"
 
 namespace sherd::cpu {
 
 namespace {
 
-constexpr int kDigits = static_cast<int>(kExactWords) - 2, kInfinities = kDigits, kNaNs = kDigits + 1;
-constexpr int kSmallest = -1074;        // the exponent of the first digit's first bit
 constexpr std::int64_t kChunk = 65536;  // elements
 using Words = std::array<std::int64_t, kExactWords>;
-
-/// Adds a value that is not negative.
-void add_exactly(Words& words, double value) {
-  if (std::isnan(value)) return void(++words[kNaNs]);
-  if (std::isinf(value)) return void(++words[kInfinities]);
-  const auto bits = std::bit_cast<std::uint64_t>(value);
-  const std::uint64_t exponent = bits >> 52U, fraction = bits & ((std::uint64_t{1} << 52U) - 1);
-  const std::uint64_t mantissa = exponent == 0 ? fraction : fraction | std::uint64_t{1} << 52U;
-  const std::uint64_t shift = exponent == 0 ? 0 : exponent - 1;
-  auto rest = static_cast<unsigned __int128>(mantissa) << shift % 32;
-  for (std::size_t digit = shift / 32; rest != 0; ++digit, rest >>= 32U)
-    words[digit] += static_cast<std::int64_t>(rest & 0xffffffffU);
-}
-
-/// The nearest double.
-double rounded(const Words& words) {
-  if (words[kNaNs] != 0) return std::numeric_limits<double>::quiet_NaN();
-  if (words[kInfinities] != 0) return std::numeric_limits<double>::infinity();
-  std::array<std::uint64_t, kDigits + 2> digits{};
-  std::uint64_t carry = 0;
-  for (std::size_t i = 0; i < digits.size(); ++i) {
-    const std::uint64_t sum = carry + (i < kDigits ? static_cast<std::uint64_t>(words[i]) : 0);
-    digits[i] = sum & 0xffffffffU;
-    carry = sum >> 32U;
-  }
-  int top = static_cast<int>(digits.size()) - 1;
-  while (top > 2 && digits[static_cast<std::size_t>(top)] == 0) --top;
-  unsigned __int128 leading = 0;
-  for (int i = top; i > top - 3; --i) leading = leading << 32U | digits[static_cast<std::size_t>(i)];
-  for (int i = 0; i <= top - 3; ++i)  // bits below decide a tie
-    if (digits[static_cast<std::size_t>(i)] != 0) leading |= 1U;
-  return std::ldexp(static_cast<double>(leading), 32 * (top - 2) + kSmallest);
-}
 
 /// Rows of a tensor that one chunk adds up.
 struct RowRange {
@@ -84,7 +46,9 @@ void exact_power_sum(const KernelCall& call) {
       visit_dtype(r.tensor->dtype(), [&]<class T>(Type<T>) {
         if constexpr (is_floating(dtype_of<T>))
           for (std::int64_t row = r.begin; row < r.end; ++row)
-            add_exactly(partial[i], power_sum_block(r.tensor->data<T>() + row * r.inner, r.inner, p));
+            for_each_digit(
+                power_sum_block(r.tensor->data<T>() + row * r.inner, r.inner, p),
+                [&](std::size_t word, std::uint64_t n) { partial[i][word] += static_cast<std::int64_t>(n); });
       });
     }
   });
@@ -94,10 +58,15 @@ void exact_power_sum(const KernelCall& call) {
     for (std::size_t k = 0; k < of_range.size(); ++k) words[k] += of_range[k];
 }
 
+double rounded(const std::int64_t* words) {
+  if (words[kExactNaNs] != 0) return std::numeric_limits<double>::quiet_NaN();
+  if (words[kExactInfinities] != 0) return std::numeric_limits<double>::infinity();
+  const ExactSum sum = sum_of_digits(words);
+  return std::ldexp(static_cast<double>(sum.number), sum.exponent);
+}
+
 void exact_total(const KernelCall& call) {
-  Words words;
-  std::copy_n(call.in[0].data<std::int64_t>(), kExactWords, words.begin());
-  *call.out[0].mutable_data<double>() = rounded(words);
+  *call.out[0].mutable_data<double>() = rounded(call.in[0].data<std::int64_t>());
 }
 
 }  // namespace

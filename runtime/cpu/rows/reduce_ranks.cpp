@@ -1,4 +1,4 @@
-// The collectives' arithmetic: reductions in the order of a balanced tree (SumOrder). The loop runs over blocks that
+// The collectives' arithmetic: reductions in the order of a balanced tree (sum_order.h). The loop runs over blocks that
 // fit the first-level cache: a block of the sum takes four inputs at a time, read in registers, and is then scaled,
 // rounded and stored or added once.
 #include "runtime/cpu/kernels.h"

@@ -11,12 +11,18 @@ namespace sherd {
 
 namespace {
 
+constexpr std::int64_t kMostExactRows = std::int64_t{1} << 30;  // on a rank; others are added
+
 Metas infer_exact_power_sum(const InferCall& call) {
   const double p = call.attrs.as<PowerSumAttrs>().p;
   check(p > 0 && std::isfinite(p), "exact_power_sum needs a finite p > 0, got {}", p);
   for (std::size_t i = 0; i < call.in.size(); ++i)
     check(is_floating(required(call, i).dtype), "exact_power_sum: tensor {} is {}; it must be a floating type", i,
           call.in[i]);
+  std::int64_t rows = 0;
+  for (const TensorMeta& t : call.in) rows += t.ndim() == 0 ? 1 : t.shape[0];
+  check(rows <= kMostExactRows, "exact_power_sum of {} rows: its words hold the sum of {} at most", rows,
+        kMostExactRows);
   return {{.shape = {kExactWords}, .dtype = DType::i64}};
 }
 

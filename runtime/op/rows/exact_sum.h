@@ -11,9 +11,9 @@
 
 namespace sherd {
 
-/// i64 [kExactWords] on the host: the sum of |x|^p, p finite, over all elements of `tensors`, this rank's own alone;
-/// each index of dim 0 is summed in f64 first. Sums of such words are words of the sum, of up to 2^31 rows. Floating
-/// dtypes; on the host.
+/// i64 [kExactWords] on the device of the tensors: the sum of |x|^p, p finite, over all elements of `tensors`, this rank's
+/// own alone; each index of dim 0 is summed in f64 first. Sums of such words are words of the sum, of up to 2^31 rows.
+/// Floating dtypes.
 Tensor exact_power_sum(std::span<const Tensor> tensors, double p);
 /// 0-d f64: the double nearest to the sum; NaN or infinity if any row's was.
 Tensor exact_total(Tensor words);
