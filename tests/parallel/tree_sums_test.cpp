@@ -148,6 +148,39 @@ TEST(TreeSums, CapturedPassesHaveTheSameBits) {
     });
 }
 
+// Passes of steps of two, and of steps that need sums which no recording of those has seen.
+TEST(TreeSums, PassesMayBeCapturedApart) {
+  for (const Grid& grid : {Grid{1, 1}, Grid{1, 2}})
+    run_ranks(grid.ranks(), [&](const Group& group) {
+      const DeviceMesh mesh = grid.mesh(group);
+      const nn::UnitPolicy policy{.sums_in_tree = true};
+      PolicyTraining eager(mesh, policy), captured(mesh, policy);
+      const auto pass = [](PolicyTraining& training, const Tensor& x, bool is_last) {
+        const Tensor loss = sum(square(training.net(x)));
+        backward(loss);
+        if (is_last) training.optimizer->step_and_clear();
+        return loss.detach();
+      };
+      auto micro =
+          compile_once([&](const Tensor& x, const Tensor&) { return pass(captured, x, false); }, {.group = group});
+      auto last =
+          compile_once([&](const Tensor& x, const Tensor&) { return pass(captured, x, true); }, {.group = group});
+      std::uint64_t drawn = 0;
+      for (const int passes : {2, 2, 2, 6, 2, 3, 7, 6, 2, 8, 2})
+        for (int m = 0; m < passes; ++m) {
+          const bool is_last = m == passes - 1;
+          const Tensor x = own_rows(group, drawn++);
+          for (Net* net : {&eager.net, &captured.net}) nn::units(*net).set_requires_gradient_sync(is_last);
+          EXPECT_TRUE(same_bits(is_last ? last(x, x) : micro(x, x), pass(eager, x, is_last)))
+              << passes << " pass " << m;
+          EXPECT_TRUE(!is_last || nn::pending_gradients(captured.net).empty()) << passes;
+          const auto a = captured.net.parameters(), e = eager.net.parameters();
+          for (std::size_t i = 0; is_last && i < a.size(); ++i)
+            EXPECT_TRUE(same_bits(a[i]->value().local(), e[i]->value().local())) << a[i]->name() << " after " << passes;
+        }
+    });
+}
+
 TEST(TreeSums, ShardsAndReductionsOfTheProgramsOwnAreRefused) {
   run_ranks(1, [](const Group& group) {
     const DeviceMesh mesh(group, {{"dp", 1}});
@@ -156,6 +189,7 @@ TEST(TreeSums, ShardsAndReductionsOfTheProgramsOwnAreRefused) {
     expect_error([&] { nn::fully_shard(net, mesh, policy); }, {"add up as a tree in full", "shards over shards"});
     shard(net, mesh, {.sums_in_tree = true}, {.sums_in_tree = true});
     expect_error([&] { nn::units(net).set_custom_reduce(nn::int8_reduce()); }, {"set_custom_reduce", "order"});
+    expect_error([&] { nn::units(net).set_requires_all_reduce(false); }, {"set_requires_all_reduce", "leave it on"});
     expect_error([&] { nn::units(net).set_all_reduce_hook([](const auto&) {}); }, {"set_all_reduce_hook", "order"});
   });
 }

@@ -51,7 +51,7 @@ void GradientArrival::layout_changed() {
 // A step that was recorded before there was anywhere to hold gradients does not look for them.
 void GradientArrival::settings_changed() {
   if (settings_.facts.holds() && !held_) held_ = std::make_unique<HeldGradients>(pieces_, settings_.facts.sums_in_tree);
-  settings_.knobs.set<&ReductionKnobs::may_hold>(held_ != nullptr);
+  settings_.knobs.set<&ReductionKnobs::hold_levels>(held_ ? held_->levels() : 0);
 }
 
 Route::Facts GradientArrival::facts(std::size_t i) const {
@@ -147,6 +147,10 @@ void GradientArrival::note(std::size_t i, Kind kind) {
     fail(
         "parameter \"{}\" got both a plain gradient (an average over ranks) and a Partial(sum) one in one backward "
         "pass, or in passes that are reduced together",
+        pieces_.parameter(i)->name());
+  check(kind != Kind::sum || !settings_.facts.sums_in_tree,
+        "parameter \"{}\" got a gradient that is Partial(sum) over the data ranks: as a tree averages add up "
+        "(sums_in_tree, numerics = layout_free); give each rank its own rows of the batch",
         pieces_.parameter(i)->name());
   e.kind = kind;
   unit_.arrived();
@@ -262,6 +266,8 @@ void GradientArrival::hold() {
     const std::int64_t bytes = held_->is_apart() ? lay_out(held_->layout()) : 0;
     for (HeldGradients::Member& m : members) m.held_offset = entries_[m.piece].offset;
     held_->add(members, gradients_, bytes);
+    // A recording that knows of fewer does not look for what waits in the others.
+    settings_.knobs.set<&ReductionKnobs::hold_levels>(held_->levels());
   }
   reset();
 }

@@ -78,7 +78,7 @@ class GradientArrival final : public GradSink {
   void cleared(Slot& slot) override;
   bool holds_more(const Slot& slot) const override {
     const std::size_t i = slot.sink_place();
-    return (settings_.knobs.get<&ReductionKnobs::may_hold>() && is_held(i)) || entries_[i].has_unsummed();
+    return (settings_.knobs.get<&ReductionKnobs::hold_levels>() > 0 && is_held(i)) || entries_[i].has_unsummed();
   }
 
  private:

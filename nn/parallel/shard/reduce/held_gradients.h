@@ -54,6 +54,8 @@ class HeldGradients {
   void add(std::span<const Member> members, const Tensor& pass, std::int64_t bytes);
   /// Adds up what waits of a tree; else nothing is to be done.
   void join();
+  /// How many sums may wait, as far as passes have come.
+  int levels() const { return static_cast<int>(levels_.size()); }
   /// Where what is held of a piece lies in bytes().
   std::int64_t offset(std::size_t piece) const;
   /// Throws Error: a piece has no place there, because its parameter was thawed meanwhile.

@@ -78,9 +78,11 @@ struct UnitPolicy {
   /// communicates nothing; `shards` reduces every pass over the shard axis all the same, for 1/s of the memory; `all`
   /// over replicas too, for that of grad(). Small replicated parameters (replicate_below_bytes) keep full ones anyway.
   ShardedOver gradients = ShardedOver::none;
-  /// Full gradients that add up do so as a balanced tree (sum_order.h), in the type of the reduction: M passes of one
-  /// rank, M a power of two, have the bits of one pass on M ranks. A sum waits for each binary digit of the passes so
-  /// far. Error where shards add up.
+  /// Full gradients that add up do so as a balanced tree (sum_order.h), in the type of the reduction, and averages are
+  /// scaled once all is summed: M passes of one rank, M a power of two, have the bits of one pass on M ranks, where
+  /// set_gradient_divide_factor() is told M times the ranks. A sum waits for each binary digit of the passes so far.
+  /// Error where shards add up, for reductions of the program's own, set_requires_all_reduce(false) and gradients that
+  /// are sums over the data ranks.
   bool sums_in_tree = false;
   /// An Error on a mesh of one axis: the strategy is about replicas.
   bool needs_replicas = false;

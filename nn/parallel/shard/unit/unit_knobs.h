@@ -25,7 +25,7 @@ struct ReductionKnobs {
   bool all_reduces = true, syncs = true, reduces_unused = false;
   ShardedOver accumulated = ShardedOver::none;
   bool sums_in_tree = false;
-  bool may_hold = false;  ///< there is a place for gradients that wait
+  int hold_levels = 0;  ///< places for gradients that wait: one, of a tree one for each digit of the passes so far
   bool reshards = true;
   int max_reductions = 1;
   Changes reduce{}, all_reduce_hook{};
@@ -37,7 +37,8 @@ struct ReductionKnobs {
       attr<&ReductionKnobs::reduces_unused>("reduce_unused").seen_by(SeenBy::guard, "the end of each pass"),
       attr<&ReductionKnobs::accumulated>("accumulated").seen_by(SeenBy::guard, "the end of each pass"),
       attr<&ReductionKnobs::sums_in_tree>("sums_in_tree").seen_by(SeenBy::guard, "the end of each pass"),
-      attr<&ReductionKnobs::may_hold>("may_hold").seen_by(SeenBy::guard, "a pass looks for what earlier ones left"),
+      attr<&ReductionKnobs::hold_levels>("hold_levels")
+          .seen_by(SeenBy::guard, "a pass looks for what earlier ones left"),
       attr<&ReductionKnobs::reshards>("reshard_after_backward").seen_by(SeenBy::guard, "the end of each pass"),
       attr<&ReductionKnobs::max_reductions>("max_reductions").seen_by(SeenBy::guard, "each reduction"),
       attr<&ReductionKnobs::reduce>("custom_reduce").seen_by(SeenBy::guard, "each reduction"),

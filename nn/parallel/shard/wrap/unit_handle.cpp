@@ -119,6 +119,12 @@ void UnitHandle::set_gradient_divide_factor(double factor) const {
 }
 
 void UnitHandle::set_requires_all_reduce(bool on) const {
+  for (const auto& unit : wrap().units)
+    check(
+        on || !unit->settings().facts.sums_in_tree,
+        "set_requires_all_reduce: gradients of unit \"{}\" add up as a tree (sums_in_tree, numerics = layout_free), of "
+        "which replicas sum the whole; leave it on",
+        unit->pieces.layout().name);
   for (const auto& unit : wrap().units) unit->set<&ReductionKnobs::all_reduces>(on);
 }
 
