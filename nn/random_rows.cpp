@@ -56,7 +56,11 @@ class Counters final : public Slot {
   void begin_part(const BatchPart& part, std::int64_t number) {
     drawn_by_.set_unseen<&DrawnBy::part>(part);
     drawn_by_.set<&DrawnBy::which_part>(-(((number + 1) << 32) + part.all));
-    if (has_rows()) fill_into(calls_.value(), 0);
+    fill_into(calls_.value(), 0);  // also before the first row draws: a replay finds counts of the step before
+  }
+  void end_part(const DrawnBy& before) {
+    drawn_by_.set_unseen<&DrawnBy::part>(before.part);
+    drawn_by_.set<&DrawnBy::which_part>(before.which_part);
   }
   void keep() { copy_into(kept_.value(), calls_.value()); }
   void take_back() { copy_into(calls_.value(), kept_.value()); }
@@ -203,11 +207,11 @@ void set_batch_part(std::optional<BatchPart> part) {
   as_counters(*counters_slot()).set_part(part);
 }
 
-BatchPartScope::BatchPartScope(const BatchPart& part, std::int64_t number) : outer_(drawn_by().part) {
+BatchPartScope::BatchPartScope(const BatchPart& part, std::int64_t number) : outer_(drawn_by()) {
   as_counters(*counters_slot()).begin_part(part, number);
 }
 
-BatchPartScope::~BatchPartScope() { as_counters(*counters_slot()).set_part(outer_); }
+BatchPartScope::~BatchPartScope() { as_counters(*counters_slot()).end_part(outer_); }
 
 const DrawnBy& drawn_by() { return as_counters(*counters_slot()).drawn_by(); }
 

@@ -36,20 +36,6 @@ struct BatchPart {
 /// record again after a change. Error unless the rows lie among all.
 void set_batch_part(std::optional<BatchPart> part);
 
-/// The same while it lives, for the part of a step's work that has this number: rows count their calls from its
-/// beginning. May be within a captured step. The number is the same on all ranks, and says which part, of how many, a
-/// rank has.
-class BatchPartScope {
- public:
-  BatchPartScope(const BatchPart& part, std::int64_t number);
-  ~BatchPartScope();
-  BatchPartScope(const BatchPartScope&) = delete;
-  BatchPartScope& operator=(const BatchPartScope&) = delete;
-
- private:
-  std::optional<BatchPart> outer_;
-};
-
 /// What the two have set. The part itself is not that of other ranks, whose programs are to be the same.
 struct DrawnBy {
   std::uint64_t seed = 0;
@@ -61,6 +47,20 @@ struct DrawnBy {
 };
 /// For those who draw. A step that is being captured notes that it depends on it.
 const DrawnBy& drawn_by();
+
+/// The same while it lives, for the part of a step's work that has this number: rows count their calls from its
+/// beginning. May be within a captured step. The number is the same on all ranks, and says which part, of how many, a
+/// rank has.
+class BatchPartScope {
+ public:
+  BatchPartScope(const BatchPart& part, std::int64_t number);
+  ~BatchPartScope();
+  BatchPartScope(const BatchPartScope&) = delete;
+  BatchPartScope& operator=(const BatchPartScope&) = delete;
+
+ private:
+  DrawnBy outer_;
+};
 
 /// Whether there are rows on this rank that have drawn: then updates note how often.
 struct RowsThatDraw {

@@ -11,13 +11,14 @@ namespace sherd::nn {
 enum class NormSum : std::uint8_t {
   rounded,     ///< as they lie on each rank, then over ranks: its last bits depend on the layout
   layout_free  ///< each index of dim 0 alone, then without rounding: one number for all layouts that cut no row; p
-               ///< finite, gradients on the host and in memory
+               ///< finite, gradients in memory
 };
 
 /// 0-d f32: the p-norm of all gradients seen as one vector, the same on every rank. Gradients may be distributed over
 /// different slices of a mesh, replicated or plain; each element counts once. Fused passes over the local extents, then
-/// for each root mesh one all-reduce of one number, over the axes that shard. p = 1, 2, 3, infinity, ... Error: Partial
-/// gradients; a parameter twice in the list.
+/// for each root mesh one all-reduce of one number, over the axes that shard; layout_free: for each axis, and each set
+/// of axes that shard, one of 69 integers. p = 1, 2, 3, infinity, ... Error: Partial gradients; a parameter twice in
+/// the list; layout_free of p = infinity, or of gradients that are offloaded.
 Tensor grad_norm(const std::vector<Parameter*>& parameters, double p = 2, NormSum sum = NormSum::rounded);
 
 /// The same number, reduced over all ranks of the meshes instead of the axes that shard: where a gradient is not finite

@@ -57,6 +57,25 @@ void apply_offload(const TrainingPlan& plan, const PlanFacts& facts, Module& mod
 
 namespace {
 
+struct Leaves {
+  std::int64_t first = 0, count = 1;
+};
+
+// This rank's, of those of the batch.
+Leaves leaves_of(const TrainingPlan& plan, const Module& model, std::span<const Tensor> batch) {
+  for (const Tensor& t : batch)
+    check(!t.is_distributed(),
+          "forward_backward: with numerics = layout_free a rank has rows of its own, and the batch is {}; give its "
+          "local() rows",
+          t);
+  const BatchPart own = batch_part(model, batch[0]);
+  const std::int64_t first = plan.leaves * own.first, count = plan.leaves * own.rows;
+  check(count > 0 && first % own.all == 0 && count % own.all == 0,
+        "forward_backward: {} leaves are no whole ones on a rank with rows {} to {} of {}", plan.leaves, own.first,
+        own.first + own.rows, own.all);
+  return {first / own.all, count / own.all};
+}
+
 Tensor sum_in_turn(std::span<const Tensor> terms) {
   Tensor sum = terms[0];
   for (const Tensor& term : terms.subspan(1)) sum = add(std::move(sum), term);
@@ -70,8 +89,8 @@ Tensor forward_backward(const TrainingPlan& plan, Module& model, std::span<const
                         const ForwardBackward& options) {
   check(!batch.empty(), "forward_backward: the batch has no tensor, so nothing says how many rows it has");
   const bool by_leaf = plan.numerics.layout_free();
-  const BatchPart own = by_leaf ? batch_part(model, batch[0]) : BatchPart{};
-  const std::int64_t parts = by_leaf ? plan.leaves * own.rows / own.all : plan.micro_batches;
+  const Leaves leaves = by_leaf ? leaves_of(plan, model, batch) : Leaves{0, plan.micro_batches};
+  const std::int64_t parts = leaves.count;
   const std::int64_t rows = batch[0].size(0), micro = rows / parts;
   check(rows == micro * parts, "a batch of {} rows does not divide into {} micro-batches; make it a multiple of {}",
         rows, parts, parts);
@@ -81,7 +100,7 @@ Tensor forward_backward(const TrainingPlan& plan, Module& model, std::span<const
     const bool whole = parts == 1, is_last = m == parts - 1;
     for (std::size_t i = 0; !whole && i < part.size(); ++i) part[i] = narrow(batch[i], 0, m * micro, micro);
     std::optional<BatchPartScope> leaf;
-    if (by_leaf) leaf.emplace(BatchPart{own.first / own.rows * parts + m, 1, plan.leaves}, m);
+    if (by_leaf) leaf.emplace(BatchPart{leaves.first + m, 1, plan.leaves}, m);
     if (is_last && options.before_last) options.before_last();
     Tensor value = loss(part);
     if (!whole && !by_leaf) value = mul(value, share);

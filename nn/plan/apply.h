@@ -50,6 +50,9 @@ struct ForwardBackward {
 /// over this rank's leaves (plan.numerics); the units reduce them with the last part's, unless the plan accumulates
 /// shards. Returns that mean of this rank's rows: 0-d, not scaled, without a graph. `batch`: [rows, ...] each.
 /// Collective over the mesh of the plan; does not wait for the device. Error if the rows do not divide.
+/// Leaves: rows are this rank's own, neighbours of each other in the batch; only gradients that units reduce are
+/// averaged over leaves; random rows draw by step and leaf alone, so set_step() comes before each call. Error for a
+/// distributed batch.
 Tensor forward_backward(const TrainingPlan& plan, Module& model, std::span<const Tensor> batch,
                         const std::function<Tensor(std::span<const Tensor> part)>& loss,
                         const ForwardBackward& options = {});

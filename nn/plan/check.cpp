@@ -97,6 +97,8 @@ void check_numerics(const TrainingPlan& plan) {
   const auto refuse = [](bool holds, std::string_view key, const std::string& value, std::string_view why) {
     check(holds, "{} = {} with numerics = layout_free: {}", key, value, why);
   };
+  refuse(plan.micro_batches == 1, "accumulate", std::to_string(plan.micro_batches),
+         "a rank's micro-batches are its leaves; leave accumulate out");
   refuse(plan.fully_shard, "fully_shard", "false", "the units of fully_shard add up leaves; leave it on");
   refuse(plan.device == Device::cpu(), "device", to_string(plan.device),
          "kernels of a device have orders of their own");
@@ -111,18 +113,21 @@ void check_numerics(const TrainingPlan& plan) {
          "their norm is summed in pieces; take offload = parameters or optimizer");
 }
 
+// How many ranks with data of their own are the nearest that leaves divide among: "2 or 4".
+std::string nearest_ranks(std::int64_t leaves, std::int64_t data_ranks) {
+  const auto n = static_cast<std::uint64_t>(data_ranks);
+  const auto below = static_cast<std::int64_t>(std::bit_floor(n)), above = static_cast<std::int64_t>(std::bit_ceil(n));
+  return above > leaves ? std::to_string(std::min(below, leaves)) : fmt::format("{} or {}", below, above);
+}
+
 // The plan has passed check_numerics().
 void check_leaves(const TrainingPlan& plan, std::int64_t batch, std::int64_t data_ranks) {
   if (!plan.numerics.layout_free()) return;
-  check(is_power_of_two(data_ranks) && data_ranks <= plan.leaves,
-        "numerics = layout_free with leaves = {} on {} ranks with data of their own: each has as many leaves, so they "
-        "are "
-        "a power of two up to {}; take {} ranks",
-        plan.leaves, data_ranks, plan.leaves,
-        std::min(plan.leaves, static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(data_ranks)))));
-  check(plan.micro_batches == 1 || plan.micro_batches == plan.leaves / data_ranks,
-        "accumulate = {} with numerics = layout_free: {} leaves on {} ranks are {} micro-batches; leave accumulate out",
-        plan.micro_batches, plan.leaves, data_ranks, plan.leaves / data_ranks);
+  check(
+      plan.leaves % data_ranks == 0,
+      "leaves = {} do not divide among {} ranks with data of their own, and numerics = layout_free gives each as many; "
+      "take {} of these (of several axes: dp times replicate), or other leaves",
+      plan.leaves, data_ranks, nearest_ranks(plan.leaves, data_ranks));
   check(batch % plan.leaves == 0, "batch = {} does not divide into leaves = {}; make it a multiple of {}", batch,
         plan.leaves, plan.leaves);
 }
@@ -171,6 +176,12 @@ void check_survives(const TrainingPlan& plan, int ranks) {
   check(plan.device == Device::cpu(), "device = {}: ranks outlive others on the host only", to_string(plan.device));
   check(!plan.offload.any(), "offload = {}: what lies outside of memory is not carried to the next group; leave it out",
         plan.offload.text());
+}
+
+TrainingPlan on_ranks(TrainingPlan plan, std::int64_t data_ranks) {
+  check_leaves(plan, 0, data_ranks);
+  if (plan.numerics.layout_free()) plan.micro_batches = plan.leaves / data_ranks;
+  return plan;
 }
 
 bool divides(const TrainingPlan& plan, std::int64_t batch, std::int64_t data_ranks) {

@@ -22,6 +22,9 @@ void check_plan(const TrainingPlan& plan, const PlanFacts& facts);
 /// among them, on a device, or with what is offloaded it cannot.
 void check_survives(const TrainingPlan& plan, int ranks);
 
+/// What the plan asks of each of `data_ranks` ranks with data of their own: micro_batches are its leaves, if numerics
+/// are layout_free. To be looked at, and not checked again. Error unless leaves divide among them.
+TrainingPlan on_ranks(TrainingPlan plan, std::int64_t data_ranks);
 /// Whether a batch divides into micro-batches, or leaves, of `data_ranks` ranks.
 bool divides(const TrainingPlan& plan, std::int64_t batch, std::int64_t data_ranks);
 /// Sequences of a rank in a step. Error if the batch does not divide into micro-batches of `data_ranks` ranks.

@@ -69,11 +69,6 @@ std::string differences(const TrainingPlan& before, const TrainingPlan& now) {
   return fmt::format("{}", fmt::join(texts, ", "));
 }
 
-TrainingPlan on_ranks(TrainingPlan plan, std::int64_t data_ranks) {
-  if (plan.numerics.layout_free()) plan.micro_batches = plan.leaves / data_ranks;
-  return plan;
-}
-
 bool has_f16(const TrainingPlan& plan) { return plan.param_dtype == DType::f16 || plan.reduce_dtype == DType::f16; }
 
 std::int64_t waiting_gradient_bytes(const TrainingPlan& plan) {

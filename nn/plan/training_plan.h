@@ -57,8 +57,6 @@ bool operator==(const TrainingPlan& a, const TrainingPlan& b);
 /// "strategy full_shard -> no_shard, compiled false -> true"; empty if they are equal.
 std::string differences(const TrainingPlan& before, const TrainingPlan& now);
 
-/// The plan for that many ranks with data of their own: micro_batches are those of its leaves.
-TrainingPlan on_ranks(TrainingPlan plan, std::int64_t data_ranks);
 /// Whether a dtype of the plan is f16, whose gradients underflow without a scaled loss.
 bool has_f16(const TrainingPlan& plan);
 /// Bytes of an element of the gradients that wait for the last micro-batch: they add up in the dtype of the reduction,

@@ -97,7 +97,7 @@ std::string trained(const RankLayout& layout, const nn::LanguageModelConfig& arc
                     const Group& group) {
   set_threads(layout.threads);
   const nn::JobMesh mesh(layout.plan.mesh, group);
-  const TrainingPlan plan = on_ranks(layout.plan, mesh.num_data_ranks());
+  const TrainingPlan& plan = layout.plan;
   const auto model = nn::make_language_model(architecture);
   nn::set_seed(nn::Seed{3});
   apply(plan, {.ranks = group->size(), .batch = kRowsOfBatch}, *model, mesh,

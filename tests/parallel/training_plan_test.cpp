@@ -162,6 +162,7 @@ TEST(TrainingPlan, LayoutFreeRefusesWhatAddsInOtherOrders) {
   };
   refused({.leaves = 6}, {"leaves = 6", "a power of two", "take 4 or 8"});
   refused({.leaves = 0}, {"leaves = 0", "take 1"});
+  refused({.micro_batches = 4}, {"accumulate = 4 with numerics = layout_free", "leave accumulate out"});
   refused({.fully_shard = false}, {"fully_shard = false with numerics = layout_free", "leave it on"});
   refused({.device = Device::cuda(0)}, {"device = cuda:0 with numerics = layout_free"});
   refused({.reduce_dtype = DType::bf16}, {"reduce_dtype = bf16 with numerics = layout_free", "leave it at f32"});
@@ -176,9 +177,9 @@ TEST(TrainingPlan, LayoutFreeRefusesWhatAddsInOtherOrders) {
                              std::initializer_list<std::string_view> parts) {
     expect_error([&] { nn::check_plan(told, facts); }, parts);
   };
-  refused_on(plan, {.ranks = 3}, {"leaves = 8 on 3 ranks", "take 2 ranks"});
-  refused_on(plan, {.ranks = 16}, {"leaves = 8 on 16 ranks", "take 8 ranks"});
-  refused_on({.micro_batches = 3, .numerics = "layout_free"}, {.ranks = 2}, {"accumulate = 3", "are 4 micro-batches"});
+  refused_on(plan, {.ranks = 3}, {"leaves = 8 do not divide among 3 ranks", "take 2 or 4"});
+  refused_on(plan, {.ranks = 16}, {"leaves = 8 do not divide among 16 ranks", "take 8 of these"});
+  refused_on({.mesh = "dp=3,tp=2", .numerics = "layout_free"}, {.ranks = 6}, {"among 3 ranks with data of their own"});
   refused_on(plan, {.ranks = 2, .batch = 12}, {"batch = 12 does not divide into leaves = 8"});
   expect_error([&] { nn::check_survives({.mesh = "replicate=2,dp=2", .numerics = "layout_free"}, 4); },
                {"numerics = layout_free", "--restarts"});
