@@ -97,6 +97,34 @@ std::int64_t bytes_in_8_bits(const Shape& shape, std::int64_t ranks) {
   return bytes;
 }
 
+std::string hash_in(const std::string& text) {
+  const std::size_t at = text.find("; hash ");
+  return at == std::string::npos ? "none in " + text : text.substr(at + 7, 64);
+}
+
+TEST_F(TrainProgram, HasOneHashOnAnyRanksAndInItsSaves) {
+  const Words words{"--numerics", "layout_free", "--leaves", "4", "--batch", "4"};
+  const auto with = [&words](const Words& more) {
+    Words all = words;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const std::vector<double> losses = losses_of(metrics_of(1, words));
+  const std::string expected = hash_in(report_);
+  EXPECT_EQ(losses_of(metrics_of(2, words)), losses);
+  EXPECT_EQ(hash_in(report_), expected);
+  EXPECT_EQ(report_.find("DIFFERS"), std::string::npos) << report_;
+  const std::string save = dir_ / "saves";
+  metrics_of(4, with({"--mesh", "replicate=2,dp=2", "--strategy", "hybrid_shard_state", "--save", save}));
+  EXPECT_EQ(hash_in(report_), expected);
+  const ProgramEnd hash = sherd({"ckpt", "hash", save}), page = sherd({"ckpt", "show", save});
+  EXPECT_TRUE(hash.out.starts_with(expected)) << hash.out;
+  expect_within(page.out, {expected, "4 leaves (layout_free)"});
+  const ProgramEnd other = train(3, words);
+  EXPECT_EQ(other.status, 2);
+  expect_within(other.err, {"leaves = 4 do not divide among 3 ranks", "take 2 or 4"});
+}
+
 TEST_F(TrainProgram, ReportsWhatTravelsInEightBits) {
   const std::int64_t ranks = 3;
   std::int64_t gathered = 0, reduced = 0;  // matrices are gathered so, blocks twice; and all gradients reduced

@@ -30,6 +30,12 @@ struct WrongCall {
 // of the save), hash.txt, text.gz, ids.bin, ids.safetensors (token 1000), other.safetensors
 // (no "tokens"), and bad-*.toml (kBadConfigs).
 const std::vector<WrongCall> kWrongCalls = {
+    // ---- numerics ----
+    {"train {config} --numerics layout_free --accumulate 2", kUsage, {"accumulate = 2", "leave accumulate out"}},
+    {"train {config} --numerics layout_free --leaves 6", kUsage, {"leaves = 6", "take 4 or 8"}},
+    {"train {config} --numerics layout_free --batch 12", kUsage, {"batch = 12", "leaves = 8", "a multiple of 8"}},
+    {"train {config} --numerics layout_free --reduce-dtype bf16", kUsage, {"reduce_dtype = bf16", "leave it at f32"}},
+    {"train {config} --numerics exact", kUsage, {"numerics must be default or layout_free", "\"exact\""}},
     // ---- commands ----
     {"trian", kUsage, {"\"trian\"", "did you mean train?", "`sherd help`"}},
     {"generate {save}", kUsage, {"\"generate\"", "`sherd help` lists all"}},
@@ -38,7 +44,7 @@ const std::vector<WrongCall> kWrongCalls = {
     {"info all", kUsage, {"sherd info", "\"all\""}},
     {"bench step.chr", kUsage, {"\"step.chr\"", "`sherd bench --help`"}},
     {"walk --model bert", kUsage, {"\"bert\"", "gpt and llama"}},
-    {"ckpt", kUsage, {"action is missing", "ls, show, verify, diff or convert"}},
+    {"ckpt", kUsage, {"action is missing", "ls, show, verify, diff, hash or convert"}},
     {"ckpt lss {save}", kUsage, {"\"lss\"", "did you mean ls?"}},
     {"ckpt verify {save} --json", kUsage, {"ckpt verify", "--json", "exit status"}},
     {"ckpt show", kUsage, {"ckpt show DIR", "got 0 words"}},

@@ -102,6 +102,12 @@ std::string plan_line(const std::string& plan, const char* without) {
   return line("plan", plan.empty() ? without : plan);
 }
 
+std::string hash_text(const ckpt::CheckpointReader& save) {
+  try {
+    return ckpt::hash_save(save);
+  } catch (const Error& error) { return fmt::format("none: {}", error.message()); }
+}
+
 std::string run_lines(const ckpt::CheckpointReader& save, std::int64_t parameters) {
   const ckpt::Manifest& manifest = save.manifest();
   const std::string ranks = fmt::format("{}", manifest.world_size);
@@ -114,8 +120,7 @@ std::string run_lines(const ckpt::CheckpointReader& save, std::int64_t parameter
                             c.plan.fully_shard ? "strategy " + c.plan.strategy.text() : "not sharded")) +
            plan_line(manifest.plan.empty() ? print(c.plan) : manifest.plan, "the defaults") +
            line("model", model_text(c.model, parameters)) + line("text", text_of(manifest, c)) +
-           line("training", training_text(c)) +
-           (c.plan.numerics.layout_free() ? line("hash", ckpt::hash_save(save)) : "");
+           line("training", training_text(c)) + (c.plan.numerics.layout_free() ? line("hash", hash_text(save)) : "");
   } catch (const Error& error) {
     return line("run", fmt::format("{}, step {}", manifest.run, manifest.step)) + line("ranks", ranks) +
            plan_line(manifest.plan, "none, or the defaults") + line("model", fmt::format("{} parameters", parameters)) +

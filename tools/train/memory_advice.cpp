@@ -48,9 +48,11 @@ std::vector<std::string> smaller_batches(std::int64_t batch, std::int64_t unit) 
 std::vector<Lever> levers_of(TrainConfig config, int ranks) {
   const int data_ranks = nn::count_data_ranks(config.plan.mesh.of(ranks));
   const nn::TrainingPlan& plan = config.plan;
-  std::vector<Lever> levers{{"batch", smaller_batches(config.batch, data_ranks)}};
+  const bool is_free = plan.numerics.layout_free();
+  std::vector<Lever> levers{{"batch", smaller_batches(config.batch, is_free ? plan.leaves : data_ranks)}};
   // Where replicas divide the shards they stay in memory, and the strongest strategy of a hybrid one is that.
-  const bool may_offload_all = plan.fully_shard && plan.gather.is_exact() && !plan.strategy.value().needs_replicas;
+  const bool may_offload_all =
+      plan.fully_shard && !is_free && plan.gather.is_exact() && !plan.strategy.value().needs_replicas;
   levers.push_back({"offload", may_offload_all ? after({"none", "optimizer", "all"}, plan.offload.text())
                                                : after({"none", "optimizer"}, plan.offload.text())});
   levers.push_back({"offload_activations", after({"none", "blocks"}, plan.offload_activations.text())});
@@ -58,8 +60,7 @@ std::vector<Lever> levers_of(TrainConfig config, int ranks) {
       {"units", plan.fully_shard ? after({"coarse", "block", "fine"}, plan.units.text()) : std::vector<std::string>{}});
   if (plan.fully_shard && plan.micro_batches > 1 && data_ranks > 1 && !plan.accumulate_shards)
     levers.push_back({"accumulate_shards", {"true"}});
-  if (!plan.numerics.layout_free())
-    levers.push_back({"accumulate", finer_parts(plan.micro_batches, config.batch / data_ranks)});
+  if (!is_free) levers.push_back({"accumulate", finer_parts(plan.micro_batches, config.batch / data_ranks)});
   levers.push_back({"recompute", after({"none", "selective", "full"}, plan.recompute.text())});
   if (plan.fully_shard && data_ranks > 1) {
     std::vector<std::string> values = after({"no_shard", "shard_optimizer", "shard_grad_op", "full_shard"},

@@ -47,10 +47,14 @@ void check_together(ProcessGroup& group, const std::function<void()>& work) {
   as_usage([&] { together(group, work); });
 }
 
-int tensor_ranks(const nn::TrainingPlan& plan, int ranks) {
-  for (const DeviceMesh::Axis& axis : plan.mesh.of(ranks))
-    if (axis.name == "tp") return axis.size;
-  return 1;
+// Whether two layouts of numerics that are free of the layout divide matrices, and with them their sums, alike.
+bool divides_tensors_alike(const nn::TrainingPlan& a, int ranks_a, const nn::TrainingPlan& b, int ranks_b) {
+  const int tp_a = nn::MeshAxes(a.mesh.of(ranks_a)).size("tp"), tp_b = nn::MeshAxes(b.mesh.of(ranks_b)).size("tp");
+  const auto options = [](const nn::TensorParallelOptions& o) {
+    return std::pair(o.sequence_parallel, o.loss_parallel);
+  };
+  return std::max(tp_a, 1) == std::max(tp_b, 1) &&
+         (tp_a <= 1 || options(a.tensor_parallel) == options(b.tensor_parallel));
 }
 
 // The state, the order of the data and the keys of dropout are those of the save on any number of ranks; sums are not,
@@ -67,17 +71,17 @@ void say_what_changes(const Run& run, const ckpt::Manifest& save, const TrainCon
   const int ranks = run.group->size();
   const bool has_other_ranks = save.world_size != ranks;
   const bool rounds = asked.plan.numerics.layout_free()
-                          ? tensor_ranks(saved.plan, save.world_size) != tensor_ranks(asked.plan, ranks)
+                          ? !divides_tensors_alike(saved.plan, save.world_size, asked.plan, ranks)
                           : has_other_ranks || rounds_otherwise(saved, asked);
   if (has_other_ranks || !changes.empty())
     say(fmt::format("saved by {} rank{}, resumes on {}{}{}: the state is the same{}", save.world_size,
                     save.world_size == 1 ? "" : "s", ranks, changes.empty() ? "" : " with ", changes,
                     rounds ? ", later steps may differ by rounding" : ""));
-  if (!save.state.contains(kSumsOfSave) && run.rows.ranks > 2)
+  if (!save.state.contains(kSumsOfSave) && ranks > 2)
     say(fmt::format(
         "it was trained when ranks were added one after the other; they are added as a tree now, so on {} ranks "
         "later steps differ by rounding from that program's",
-        run.rows.ranks));
+        ranks));
   const std::int64_t before = saved.optimizer.decay_steps, now = config.optimizer.decay_steps;
   if (before == now || config.optimizer.min_lr == config.optimizer.lr) return;
   const std::int64_t end = std::min(config.steps, std::max(before, now) + 1);  // both plans are over there
@@ -159,6 +163,8 @@ void RunStart::agree_on_config() {
         as_usage([&] { return config_.plan.mesh.with_replicas(group_.size(), hosts, config_.plan.strategy.text()); });
   }
   check_together(group_, [&] {
+    if (config_.plan.numerics.layout_free())  // before anything is divided by its leaves
+      nn::check_plan(config_.plan, {.ranks = group_.size(), .batch = config_.batch});
     const std::optional<nn::BatchPart> part = run_.regroup.batch_part();
     run_.rows.ranks = part ? static_cast<int>(part->all) : nn::count_data_ranks(config_.plan.mesh.of(group_.size()));
     run_.rows.count = local_batch(config_, run_.rows.ranks);

@@ -99,10 +99,11 @@ RanksThatFit ranks_that_fit(const TrainConfig& config, const RankInfo& rank) {
                          nn::divides(config.plan, config.batch, nn::count_data_ranks(smaller));
     if (divides && (!best || worth(mesh) > worth(*best))) best = mesh;
   });
-  check(best.has_value(),
-        "no mesh of at most {} ranks divides batch = {} into accumulate = {} micro-batches and is divided by "
-        "reshard_after_forward",
-        rank.world_size, config.batch, config.plan.micro_batches);
+  check(
+      best.has_value(),
+      "no mesh of at most {} ranks divides batch = {} into accumulate = {} micro-batches, or leaves, and is divided by "
+      "reshard_after_forward",
+      rank.world_size, config.batch, config.plan.micro_batches);
   RanksThatFit fit{static_cast<int>(best->count(1)), config.plan.mesh.is_open() ? nn::MeshAxes() : *best, ""};
   fit.text = fmt::format("{} of the {} ranks of the first start are left: trains on {} of them, {}", rank.world_size,
                          rank.full_world_size, fit.ranks, best->text());

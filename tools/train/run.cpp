@@ -73,7 +73,8 @@ void Run::save(std::int64_t updates) {
   manifest.config = to_toml(asked);
   manifest.plan = print(asked.plan);
   data.note(manifest);
-  manifest.state[kSumsOfSave] = std::string("tree");
+  manifest.state[kSumsOfSave] =
+      config.plan.numerics.layout_free() ? fmt::format("tree of {} leaves", config.plan.leaves) : "tree";
   saves->save(std::move(manifest), training_state());
 }
 

@@ -1,6 +1,7 @@
 #include "tools/train/sharding.h"
 
 #include "nn/plan/apply.h"
+#include "runtime/comm/group/sum_order.h"
 #include "runtime/memory/accounting.h"
 
 namespace sherd::train {
@@ -37,7 +38,9 @@ std::string sharding_text(const nn::TrainingPlan& plan, int data_ranks) {
   if (plan.units != "block") text += fmt::format(", units {}", plan.units.text());
   if (plan.units == "coarse" && plan.reshard_after_forward.ranks())
     text += " (one, which does not reshard after forward)";
-  if (plan.numerics.layout_free()) memory += fmt::format(", layout_free over {} leaves", plan.leaves);
+  if (plan.numerics.layout_free())
+    memory += fmt::format(", layout_free: {} leaves in {} levels", plan.leaves,
+                          tree_levels(static_cast<std::size_t>(plan.leaves)));
   return text + memory + accumulation_text(plan, data_ranks);
 }
 

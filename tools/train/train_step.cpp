@@ -54,7 +54,6 @@ TrainStep::TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::in
 // All that a wrong value can show in: the model has no memory yet, and no file and no device is touched.
 void TrainStep::plan(std::int64_t data_vocabulary) {
   resolve(config_);
-  config_.plan = nn::on_ranks(config_.plan, mesh_.num_data_ranks());
   const TrainConfig::Optimizer& o = config_.optimizer;
   check(options_.metrics || o.clip == 0, "optimizer.clip = {} needs the gradient norm, which is one of the metrics",
         o.clip);
