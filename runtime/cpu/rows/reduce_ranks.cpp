@@ -103,18 +103,19 @@ void store(const Block<A>& acc, A factor, U* out, Length length, bool accumulate
   }
 }
 
-// Neighbouring leaves of the tree from the one with this number on, combined in registers.
-template <class Op, class A, int N, class Leaf>
-A combine(const Leaf& leaf, int first = 0) {
+// Neighbouring leaves of the tree from the one with this number on, combined in registers: elements, or vectors of
+// them.
+template <class Op, int N, class Leaf>
+auto combine(const Leaf& leaf, int first = 0) {
   if constexpr (N == 1) return leaf(first);
   else {
     constexpr int kLeft = static_cast<int>(left_leaves(N));
-    return Op::apply(combine<Op, A, kLeft>(leaf, first), combine<Op, A, N - kLeft>(leaf, first + kLeft));
+    return Op::apply(combine<Op, kLeft>(leaf, first), combine<Op, N - kLeft>(leaf, first + kLeft));
   }
 }
 template <class Op, class A, class X, int N>
 A combine_at(std::array<const X*, N> in, std::int64_t i) {
-  return combine<Op, A, N>([&](int k) { return static_cast<A>(in[static_cast<std::size_t>(k)][i]); });
+  return combine<Op, N>([&](int k) { return static_cast<A>(in[static_cast<std::size_t>(k)][i]); });
 }
 
 // How many leaves are read at once: two, and of sums of floats, which matter for speed, four and eight as well.
@@ -144,19 +145,39 @@ std::array<const X*, N> typed(std::span<const std::byte* const> inputs, std::int
 }
 
 // The usual case in one pass: two ranks, nothing to round on the way, nothing to add to. A factor of 1 changes no bits.
+// Where it is inlined g++ 12 does not vectorise it.
 template <class T, class U>
-void sum_pair(const T* a, const T* b, U* out, std::int64_t count, Accumulator<T> factor) {
+[[gnu::noinline]] void sum_pair(const T* a, const T* b, U* out, std::int64_t count, Accumulator<T> factor) {
   using A = Accumulator<T>;
   for (std::int64_t i = 0; i < count; ++i) out[i] = convert<U>((static_cast<A>(a[i]) + static_cast<A>(b[i])) * factor);
 }
 
-// The same past the caches. Vectors go out as they are made, so that loads and stores overlap.
-void stream_sum(const float* a, const float* b, float* out, std::int64_t count, float factor) {
-  const std::uintptr_t misaligned = -reinterpret_cast<std::uintptr_t>(out) % kVecBytes;
-  std::int64_t i = std::min(count, static_cast<std::int64_t>(misaligned / sizeof(float)));
-  sum_pair(a, b, out, i, factor);
-  for (; i + kLanes<float> <= count; i += kLanes<float>) stream(out + i, (load(a + i) + load(b + i)) * splat(factor));
-  sum_pair(a + i, b + i, out + i, count - i, factor);
+// Sums of f32 in one pass, by vectors; past the caches they go out as they are made, so that loads and stores overlap.
+template <bool kStreams, int N>
+void sum_vectors(const std::array<const float*, N>& in, float* out, std::int64_t count, float factor) {
+  const auto plain = [&](std::int64_t i) { out[i] = combine_at<Sum, float, float, N>(in, i) * factor; };
+  std::int64_t i = 0;
+  if constexpr (kStreams)
+    for (; i < count && reinterpret_cast<std::uintptr_t>(out + i) % kVecBytes != 0; ++i) plain(i);
+  for (; i + kLanes<float> <= count; i += kLanes<float>) {
+    const auto sum = combine<Sum, N>([&](int k) { return load(in[static_cast<std::size_t>(k)] + i); }) * splat(factor);
+    if constexpr (kStreams) stream(out + i, sum);
+    else cpu::store<float>(out + i, sum);
+  }
+  for (; i < count; ++i) plain(i);
+}
+
+bool is_sum_of_floats(std::span<const std::byte* const> inputs, const Reduction& r) {
+  return inputs.size() > 1 && fits_registers<float, Sum>(inputs.size()) &&
+         (r.kind == ReduceKind::sum || r.kind == ReduceKind::avg) && r.in == DType::f32 && r.wire == DType::f32 &&
+         r.out == DType::f32;
+}
+
+template <bool kStreams>
+void sum_floats(std::span<const std::byte* const> inputs, float* out, std::int64_t count, const Reduction& r) {
+  with_leaves<float, Sum>(inputs.size(), [&]<int N>(std::integral_constant<int, N>) {
+    sum_vectors<kStreams, N>(typed<float, N>(inputs, 0), out, count, static_cast<float>(r.factor));
+  });
 }
 
 // A block of what the inputs give, which are leaves of one subtree, in the type of the sum.
@@ -247,11 +268,15 @@ void reduce_all(std::span<const std::byte* const> inputs, std::byte* out, std::i
   if constexpr (is_usual<T, Op>) {
     const bool is_exact = byte_size(reduction.wire) >= static_cast<std::int64_t>(sizeof(Accumulator<T>)) ||
                           (reduction.wire == reduction.in && reduction.wire == reduction.out);
-    if (inputs.size() == 2 && is_exact && !reduction.accumulate)
-      return visit_floating(reduction.out, [&]<class U>(Type<U>) {
-        sum_pair(reinterpret_cast<const T*>(inputs[0]), reinterpret_cast<const T*>(inputs[1]),
-                 reinterpret_cast<U*>(out), count, static_cast<Accumulator<T>>(reduction.factor));
-      });
+    if (is_exact && !reduction.accumulate) {
+      if (is_sum_of_floats(inputs, reduction))
+        return sum_floats<false>(inputs, reinterpret_cast<float*>(out), count, reduction);
+      if (inputs.size() == 2)
+        return visit_floating(reduction.out, [&]<class U>(Type<U>) {
+          sum_pair(reinterpret_cast<const T*>(inputs[0]), reinterpret_cast<const T*>(inputs[1]),
+                   reinterpret_cast<U*>(out), count, static_cast<Accumulator<T>>(reduction.factor));
+        });
+    }
   }
   std::int64_t at = 0;
   for (; at + kBlock <= count; at += kBlock)
@@ -275,19 +300,13 @@ void stream_blocks(std::span<const std::byte* const> inputs, std::byte* out, std
   }
 }
 
-bool is_f32_sum_of_two(std::span<const std::byte* const> inputs, const Reduction& r) {
-  return inputs.size() == 2 && (r.kind == ReduceKind::sum || r.kind == ReduceKind::avg) && r.in == DType::f32 &&
-         r.wire == DType::f32 && r.out == DType::f32;
-}
-
 }  // namespace
 
 void reduce_ranks(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
                   const Reduction& reduction, bool streams) {
   if (streams && !reduction.accumulate) {
-    if (is_f32_sum_of_two(inputs, reduction) && reinterpret_cast<std::uintptr_t>(out) % sizeof(float) == 0)
-      stream_sum(reinterpret_cast<const float*>(inputs[0]), reinterpret_cast<const float*>(inputs[1]),
-                 reinterpret_cast<float*>(out), count, static_cast<float>(reduction.factor));
+    if (is_sum_of_floats(inputs, reduction) && reinterpret_cast<std::uintptr_t>(out) % sizeof(float) == 0)
+      sum_floats<true>(inputs, reinterpret_cast<float*>(out), count, reduction);
     else stream_blocks(inputs, out, count, reduction);
     return comm::end_stream();
   }
