@@ -1,6 +1,10 @@
 // Sums without rounding (runtime/op/rows/exact_digits.h). A warp adds a row as the host's 32 lanes do, and its sum goes
 // to the words by atomic additions of integers: nothing depends on timing. Bytes: the input once.
+#include <cmath>
+#include <limits>
+
 #include "runtime/cuda/device/context.h"
+#include "runtime/cuda/device/device.h"
 #include "runtime/cuda/device/launch.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/op/rows/exact_digits.h"
