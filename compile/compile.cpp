@@ -20,6 +20,7 @@
 namespace sherd {
 
 namespace {
+using ir::Graph;
 
 // A replay's results have no history, so no call's have.
 void drop_history(std::vector<Tensor>& tensors) {
@@ -48,8 +49,8 @@ struct CompiledStep::Entry {
       : graph(std::move(recorded)), guards(graph), predictions(predicted), interpreter(graph) {}
   const Graph graph;
   Guards guards;
-  bool is_confirmed = false;  // recorded again, with the same result
-  bool is_second = false;     // in the place of another one, from which it may differ
+  bool is_confirmed = false;        // recorded again, with the same result
+  bool is_second = false;           // in the place of another one, from which it may differ
   const std::uint64_t predictions;  // num_predictions() when it was recorded
   Interpreter interpreter;
   std::unique_ptr<DeviceReplay> device;

@@ -43,7 +43,7 @@ struct CompileOptions {
   /// Steps whose tensors are all on one device are replayed by it in one call (device_replay.h).
   bool device_graphs = true;
   /// What is done to a recording before it is replayed, in this order; each is proved when it has run (pass.h).
-  std::vector<Pass> passes = standard_passes();
+  std::vector<ir::Pass> passes = ir::standard_passes();
 };
 
 /// A step from tensors to tensors. A replay sees the arguments, the tensors in slots, the random step, and the state of
@@ -72,7 +72,7 @@ class CompiledStep {
   std::string why() const;
   Mode mode() const { return mode_; }
   /// The recording the last call made or used, as passes left it; null before there is one.
-  const Graph* graph() const;
+  const ir::Graph* graph() const;
   std::size_t num_graphs() const { return entries_.size(); }
   /// How often all guards of that recording were looked at; no more often once its replays have settled (run/guards.h).
   std::int64_t num_looks() const;
@@ -84,7 +84,7 @@ class CompiledStep {
   /// Records `entry` once more and compares.
   std::vector<Tensor> record_again(Entry& entry, std::span<const Tensor> arguments);
   /// Nothing if the step has met slots of other threads, which the next recording is told of.
-  std::optional<Graph> record_into(std::vector<Tensor>& results, std::span<const Tensor> arguments);
+  std::optional<ir::Graph> record_into(std::vector<Tensor>& results, std::span<const Tensor> arguments);
   void make_room();
   std::vector<Tensor> replay(Entry& entry, std::span<const Tensor> arguments);
   std::vector<Tensor> run_replay(Entry& entry, std::span<const Tensor> arguments);
@@ -129,7 +129,7 @@ class CompiledFunction<R(Args...)> {
   }
   std::string why() const { return step_.why(); }
   CompiledStep::Mode mode() const { return step_.mode(); }
-  const Graph* graph() const { return step_.graph(); }
+  const ir::Graph* graph() const { return step_.graph(); }
   std::size_t num_graphs() const { return step_.num_graphs(); }
   std::int64_t num_looks() const { return step_.num_looks(); }
 

@@ -13,6 +13,8 @@
 namespace sherd {
 
 namespace {
+using ir::kNoValue, ir::TensorRef, ir::ValueId, ir::ValueKind;
+
 RankContext& context_to_record() {
   RankContext& context = RankContext::current();
   check(context.capture == nullptr, "a step is being captured on this thread already");
@@ -44,9 +46,9 @@ void Recorder::add_argument(const Tensor& argument) {
   const Tensor local = argument.local();
   check(local.storage().get() != nullptr, "argument {} of the captured step, {}, has no bytes; materialize it first",
         index, argument);
-  ArgumentGuard guard{guard_of(argument)};
+  ir::ArgumentGuard guard{guard_of(argument)};
   guard.tensor.layout = names_.layout(layout_of(argument));
-  const std::int64_t base = base_bytes(local);
+  const std::int64_t base = ir::base_bytes(local);
   const std::uint64_t storage = local.storage()->id();
   if (const ValueId first = arguments_.first_in(storage); first != kNoValue) {
     guard.shares = static_cast<int>(first);
@@ -54,7 +56,7 @@ void Recorder::add_argument(const Tensor& argument) {
   }
   const ValueId value = add_value(ValueKind::argument, local);
   program_.value(value).source = static_cast<int>(index);
-  program_.value(value).home = reference(local, value, base);
+  program_.value(value).home = ir::reference(local, value, base);
   program_.value(value).bytes = program_.value(value).home.extent().second;
   program_.arguments.push_back(guard);
   arguments_.add(storage, base, program_.value(value).bytes);
@@ -62,12 +64,12 @@ void Recorder::add_argument(const Tensor& argument) {
 
 ValueId Recorder::add_value(ValueKind kind, const Tensor& tensor) {
   const auto id = static_cast<ValueId>(program_.values.size());
-  Value& value = program_.values.emplace_back();
+  ir::Value& value = program_.values.emplace_back();
   value.kind = kind;
   value.bytes = tensor.storage()->bytes();
   value.device = tensor.storage()->device();
   value.category = tensor.storage()->category();
-  value.home = reference(tensor, id);
+  value.home = ir::reference(tensor, id);
   if (kind == ValueKind::unit) {
     value.source = static_cast<int>(live_.units.size());
     live_.units.push_back(tensor.storage());
@@ -100,7 +102,7 @@ ValueId Recorder::value_of(const Tensor& tensor) {
   if (const ValueId argument = arguments_.argument_of(tensor); argument != kNoValue) return argument;
   const auto found = by_storage_.find(tensor.storage()->id());
   if (found == by_storage_.end()) return add_external(tensor);
-  Value& value = program_.value(found->second);
+  ir::Value& value = program_.value(found->second);
   // An asynchronous collective accounts its input as "communication" only until it is done.
   if (value.kind == ValueKind::temporary && tensor.storage()->category() != MemoryCategory::communication)
     value.category = tensor.storage()->category();
@@ -136,7 +138,7 @@ ValueId Recorder::add_slot_value(const Tensor& tensor, std::span<const SlotsBefo
     const SlotsBefore::Of& before = before_.of(place);
     const Slot* slot = before.slot();
     if (!slot || place.gathered) continue;
-    TensorGuard guard = before.seen(place.gradient).guard;
+    ir::TensorGuard guard = before.seen(place.gradient).guard;
     guard.layout = names_.layout(before.seen(place.gradient).layout);
     if (value == kNoValue) {
       value = add_value(place.gradient ? ValueKind::gradient : ValueKind::slot, tensor);
@@ -155,9 +157,9 @@ ValueId Recorder::add_slot_value(const Tensor& tensor, std::span<const SlotsBefo
 TensorRef Recorder::ref_to(const Tensor& tensor) {
   if (!tensor.defined()) return {};
   const ValueId id = value_of(tensor);
-  const Value& value = program_.value(id);
+  const ir::Value& value = program_.value(id);
   const bool argument = value.kind == ValueKind::argument;
-  return reference(tensor, id, argument ? arguments_.base(id) : 0);
+  return ir::reference(tensor, id, argument ? arguments_.base(id) : 0);
 }
 
 void Recorder::prepare(const Op&, std::span<const Tensor> in) {
@@ -167,7 +169,7 @@ void Recorder::prepare(const Op&, std::span<const Tensor> in) {
 
 void Recorder::record(const Op& op, AttrsView attrs, std::span<const Tensor> in, std::span<const Tensor> out,
                       bool accumulate) {
-  GraphNode node;
+  ir::GraphNode node;
   node.op = &op;
   node.attrs = attrs.keep();
   node.accumulate = accumulate;
@@ -206,7 +208,7 @@ TensorRef Recorder::write_to(const Op& op, const Tensor& tensor, bool accumulate
         op.name, tensor);
   const ValueId value = add_value(ValueKind::temporary, tensor);
   by_storage_[id] = value;
-  const TensorRef ref = reference(tensor, value);
+  const TensorRef ref = ir::reference(tensor, value);
   if (const auto [first, last] = ref.extent(); first > 0 || last < program_.value(value).bytes)
     partly_written_[value].add({first, last});
   return ref;
@@ -225,7 +227,7 @@ TensorRef Recorder::read_from(const Tensor& tensor, std::string_view reader) {
 
 // (A home of what is offloaded is written before it is read, and by copies alone.)
 void Recorder::check_writable(const Op& op, ValueId id) const {
-  const Value& value = program_.value(id);
+  const ir::Value& value = program_.value(id);
   const auto was_before = [&](const Storage& storage) {
     return !context_.is_own(storage.id()) || storage.id() <= start_id_;
   };
@@ -237,7 +239,7 @@ void Recorder::check_writable(const Op& op, ValueId id) const {
 }
 
 // By the row's column, and not by a look at the storages.
-void Recorder::note_residency(GraphNode& node) {
+void Recorder::note_residency(ir::GraphNode& node) {
   const ResidencyChange& change = node.op->residency;
   if ((change.restores | change.releases) == 0) return;
   for (std::size_t i = 0; i < node.in.size(); ++i) {
@@ -260,11 +262,11 @@ void Recorder::slot_assigned(Slot& slot) { update(names_.slot(slot), false, slot
 
 // The last assignment counts; the order is that of the last assignments.
 void Recorder::update(int slot, bool gradient, const Tensor& tensor) {
-  std::erase_if(program_.updates, [&](const SlotUpdate& u) { return u.slot == slot && u.gradient == gradient; });
+  std::erase_if(program_.updates, [&](const ir::SlotUpdate& u) { return u.slot == slot && u.gradient == gradient; });
   program_.updates.push_back({slot, gradient, result_of(tensor)});
 }
 
-GraphResult Recorder::result_of(const Tensor& tensor) {
+ir::GraphResult Recorder::result_of(const Tensor& tensor) {
   if (!tensor.defined()) return {};
   return {read_from(tensor.local(), "the end of the step"), tensor.shape(), names_.layout(layout_of(tensor))};
 }
@@ -293,7 +295,7 @@ void Recorder::note_requires_grad() {
 }
 
 void Recorder::note_sole_gradients() {
-  for (Binding& binding : program_.bindings) {
+  for (ir::Binding& binding : program_.bindings) {
     const SlotsBefore::Of* const before =
         before_.find(static_cast<Leaf*>(live_.slots[static_cast<std::size_t>(binding.slot)].get()));
     binding.held_by_slot_only =
@@ -301,7 +303,7 @@ void Recorder::note_sole_gradients() {
   }
 }
 
-Graph Recorder::finish(std::span<const Tensor> results) {
+ir::Graph Recorder::finish(std::span<const Tensor> results) {
   context_.capture = nullptr;
   for (const Tensor& tensor : results) program_.results.push_back(result_of(tensor));
   for (Slot* slot : before_.living()) finish_gradient(*slot);
@@ -325,7 +327,7 @@ std::string Recorder::origin(const Tensor& tensor) const {
   const auto found = by_storage_.find(id);
   const auto writer = found == by_storage_.end() ? writers_.end() : writers_.find(found->second);
   if (writer == writers_.end()) return "a tensor the program made on the host";
-  const GraphNode& node = program_.nodes[static_cast<std::size_t>(writer->second)];
+  const ir::GraphNode& node = program_.nodes[static_cast<std::size_t>(writer->second)];
   const std::string* const module = live_.module(node.module);
   return fmt::format("the result of {}{}", node.op->name, module ? " in " + *module : "");
 }

@@ -29,7 +29,7 @@ class Recorder final : public CaptureSink {
   Recorder& operator=(const Recorder&) = delete;
 
   /// Ends the recording. The step returns `results`, which may be undefined, views, arguments or slots' tensors.
-  Graph finish(std::span<const Tensor> results);
+  ir::Graph finish(std::span<const Tensor> results);
 
   void prepare(const Op& op, std::span<const Tensor> in) override;
   void record(const Op& op, AttrsView attrs, std::span<const Tensor> in, std::span<const Tensor> out,
@@ -47,21 +47,21 @@ class Recorder final : public CaptureSink {
 
  private:
   void add_argument(const Tensor& argument);
-  ValueId add_value(ValueKind kind, const Tensor& tensor);
+  ir::ValueId add_value(ir::ValueKind kind, const Tensor& tensor);
   void check_one_origin(const Tensor& tensor) const;
   /// The value that holds `tensor`'s bytes; added if it is external and new.
-  ValueId value_of(const Tensor& tensor);
-  ValueId add_external(const Tensor& tensor);
-  ValueId add_unit(const Tensor& tensor);
+  ir::ValueId value_of(const Tensor& tensor);
+  ir::ValueId add_external(const Tensor& tensor);
+  ir::ValueId add_unit(const Tensor& tensor);
   /// kNoValue if the slots of this storage are gone.
-  ValueId add_slot_value(const Tensor& tensor, std::span<const SlotsBefore::Place> places);
-  TensorRef ref_to(const Tensor& tensor);
-  TensorRef write_to(const Op& op, const Tensor& tensor, bool accumulate);
-  TensorRef read_from(const Tensor& tensor, std::string_view reader);
-  void check_writable(const Op& op, ValueId id) const;
-  void note_residency(GraphNode& node);
+  ir::ValueId add_slot_value(const Tensor& tensor, std::span<const SlotsBefore::Place> places);
+  ir::TensorRef ref_to(const Tensor& tensor);
+  ir::TensorRef write_to(const Op& op, const Tensor& tensor, bool accumulate);
+  ir::TensorRef read_from(const Tensor& tensor, std::string_view reader);
+  void check_writable(const Op& op, ir::ValueId id) const;
+  void note_residency(ir::GraphNode& node);
   void update(int slot, bool gradient, const Tensor& tensor);
-  GraphResult result_of(const Tensor& tensor);
+  ir::GraphResult result_of(const Tensor& tensor);
   void finish_gradient(Slot& slot);
   void note_requires_grad();
   void note_sole_gradients();
@@ -69,15 +69,15 @@ class Recorder final : public CaptureSink {
 
   RankContext& context_;
   const std::uint64_t start_id_;  // storages of this rank with a larger id were made by the step
-  Program program_;
-  Live live_;
+  ir::Program program_;
+  ir::Live live_;
   SlotsBefore before_;
   RecordedNames names_;
   ArgumentPlaces arguments_;
-  std::unordered_map<std::uint64_t, ValueId> by_storage_;
-  std::unordered_map<ValueId, bool> is_present_;            // of unit values
-  std::unordered_map<ValueId, int> writers_;                // last node that wrote a value
-  std::unordered_map<ValueId, ByteRanges> partly_written_;  // temporaries, first written in part
+  std::unordered_map<std::uint64_t, ir::ValueId> by_storage_;
+  std::unordered_map<ir::ValueId, bool> is_present_;                // of unit values
+  std::unordered_map<ir::ValueId, int> writers_;                    // last node that wrote a value
+  std::unordered_map<ir::ValueId, ir::ByteRanges> partly_written_;  // temporaries, first written in part
 };
 
 }  // namespace sherd

@@ -13,13 +13,13 @@ namespace sherd {
 class RecordedNames {
  public:
   /// Writes the tables of `program` and `live`.
-  RecordedNames(RankContext& context, const SlotsBefore& before, Program& program, Live& live)
+  RecordedNames(RankContext& context, const SlotsBefore& before, ir::Program& program, ir::Live& live)
       : context_(context), before_(before), program_(program), live_(live) {}
 
   /// kNoModule for no path.
-  ModuleId module(const std::string* path);
+  ir::ModuleId module(const std::string* path);
   /// kPlain for null.
-  LayoutId layout(const Distributed* layout);
+  ir::LayoutId layout(const Distributed* layout);
   int slot(const Slot& slot);
   void setting_read(const std::shared_ptr<const StepSetting>& setting);
   void setting_changed(const std::shared_ptr<const StepSetting>& setting);
@@ -34,9 +34,9 @@ class RecordedNames {
 
   RankContext& context_;
   const SlotsBefore& before_;
-  Program& program_;
-  Live& live_;
-  std::unordered_map<const std::string*, ModuleId> modules_;
+  ir::Program& program_;
+  ir::Live& live_;
+  std::unordered_map<const std::string*, ir::ModuleId> modules_;
   std::unordered_map<const Leaf*, int> slots_;
   std::unordered_map<const StepSetting*, int> settings_;          // -1: an own one
   std::vector<std::shared_ptr<const StepSetting>> own_settings_;  // that the step changes, in that order

@@ -12,7 +12,7 @@ std::uint64_t storage_id(const Tensor& tensor) {
   return local.storage() ? local.storage()->id() : 0;
 }
 
-TensorGuard guard_of(const Tensor& tensor) {
+ir::TensorGuard guard_of(const Tensor& tensor) {
   const Tensor local = tensor.local();
   return {.dtype = local.dtype(),
           .shape = local.shape(),
@@ -40,7 +40,7 @@ void SlotsBefore::add(const Slot& slot) {
   Of before{.leaf = NodeRef(slot.leaf()),
             .had_value = slot.has_value(),
             .requires_grad = slot.requires_grad(),
-            .holds_grad_alone = slot.grad().defined() && is_sole_owner(slot.grad()),
+            .holds_grad_alone = slot.grad().defined() && ir::is_sole_owner(slot.grad()),
             .grad = seen(slot.grad())};
   const int index = static_cast<int>(list_.size());
   const auto place = [&](const Seen& at, Place here) {

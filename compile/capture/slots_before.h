@@ -16,13 +16,13 @@ const Distributed* layout_of(const Tensor& tensor);
 /// Names the bytes of the local tensor; 0 if it has none.
 std::uint64_t storage_id(const Tensor& tensor);
 /// Without the layout, which has no name yet.
-TensorGuard guard_of(const Tensor& tensor);
+ir::TensorGuard guard_of(const Tensor& tensor);
 
 class SlotsBefore {
  public:
   struct Seen {
     std::uint64_t storage = 0;  // 0: none
-    TensorGuard guard{};        // without the layout, which is named when it is bound
+    ir::TensorGuard guard{};    // without the layout, which is named when it is bound
     const Distributed* layout = nullptr;
     friend bool operator==(const Seen&, const Seen&) = default;
   };

@@ -2,7 +2,7 @@
 
 #include "runtime/op/rows/collective_attrs.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 GraphNode node_beside(const GraphNode& node, const Op& op, Attrs attrs) {
   GraphNode fresh;
@@ -52,4 +52,4 @@ ProcessGroup* group_of(const GraphNode& node) {
   return kind && *kind == attr_kind<CollectiveAttrs> ? find_group(node.attrs.as<CollectiveAttrs>().group) : nullptr;
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -4,8 +4,10 @@
 #include "runtime/op/core/meta_list.h"
 
 namespace sherd {
-
 class ProcessGroup;
+}
+
+namespace sherd::ir {
 
 /// A node of this row in the place of another: it has that one's module and phase, and nothing else yet.
 GraphNode node_beside(const GraphNode& node, const Op& op, Attrs attrs = {});
@@ -22,4 +24,4 @@ Device device_of(const Program& program, const GraphNode& node);
 /// The group in a node's CollectiveAttrs; null if it has others. Rows of units name theirs by axis.
 ProcessGroup* group_of(const GraphNode& node);
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -1,6 +1,6 @@
 #include "compile/ir/graph.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 TensorRef reference(const Tensor& tensor, ValueId value, std::int64_t base_bytes) {
   return {value, tensor.dtype(), tensor.shape(), tensor.strides(),
@@ -17,4 +17,4 @@ bool is_sole_owner(const Tensor& tensor) {
   return tensor.impl()->use_count() == 1 && local.use_count() == 1 && local.storage && local.storage->use_count() == 1;
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

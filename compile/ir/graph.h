@@ -9,7 +9,7 @@
 #include "runtime/op/core/capture_sink.h"
 #include "runtime/op/core/tensor.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 /// By index, what the names in a program's tables stand for. Passes that leave the tables as they are leave this valid.
 struct Live {
@@ -47,4 +47,4 @@ std::int64_t base_bytes(const Tensor& tensor);
 /// Whether this handle is the only one, and its bytes have no other user.
 bool is_sole_owner(const Tensor& tensor);
 
-}  // namespace sherd
+}  // namespace sherd::ir

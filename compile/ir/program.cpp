@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sherd {
+namespace sherd::ir {
 
 std::pair<std::int64_t, std::int64_t> TensorRef::extent() const {
   const std::int64_t size = byte_size(dtype);
@@ -21,4 +21,4 @@ bool operator==(const GraphNode& a, const GraphNode& b) {
          a.frees == b.frees && a.numbers == b.numbers && a.scratch == b.scratch;
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -17,7 +17,7 @@
 #include "runtime/op/core/op.h"
 #include "runtime/tensor/small_vec.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 using ValueId = std::int32_t;
 inline constexpr ValueId kNoValue = -1;
@@ -187,4 +187,4 @@ struct Program {
 /// Fills `frees` of all nodes from last uses. Values the step returns are never freed. Linear in the refs.
 void compute_lifetimes(Program& program);
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -5,7 +5,7 @@
 
 #include "compile/ir/text/words.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 namespace {
 
@@ -132,4 +132,4 @@ class TableChecker {
 
 void check_tables(const Program& program) { TableChecker(program).run(); }
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -1,7 +1,7 @@
 #pragma once
 #include "compile/ir/program.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 /// Whether the program's tables have such an entry; a slot that lives within the step is none of its table's.
 inline bool has_value(const Program& program, ValueId id) {
@@ -18,4 +18,4 @@ inline bool has_layout(const Program& program, LayoutId id) {
 /// entry.
 void check_tables(const Program& program);
 
-}  // namespace sherd
+}  // namespace sherd::ir

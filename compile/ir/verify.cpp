@@ -12,7 +12,7 @@
 #include "compile/ir/tables.h"
 #include "compile/ir/text/print.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 namespace {
 
@@ -302,4 +302,4 @@ void verify(const Program& program) {
   check_waits(program);
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -2,7 +2,7 @@
 // Proves the invariants that executors and passes rely on. Runs after recording and after every change of a program.
 #include "compile/ir/program.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 /// Throws Error naming the node (as printed) and the rule it breaks:
 ///   1. every ref names a value and is within its bytes
@@ -21,4 +21,4 @@ namespace sherd {
 ///      own, of as many bytes as its row asks for
 void verify(const Program& program);
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -7,7 +7,7 @@
 #include "compile/passes/ssa.h"
 #include "compile/passes/temporaries.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 namespace {
 
@@ -49,4 +49,4 @@ void run_passes(Program& program, std::span<const Pass> passes) {
   }
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

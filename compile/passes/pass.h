@@ -9,7 +9,7 @@
 
 #include "compile/ir/program.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 struct Pass {
   std::string name;  ///< for errors
@@ -28,4 +28,4 @@ std::vector<Pass> standard_passes();
 /// nothing to prove. Without passes it is verify(). A failed call leaves the program as the pass left it.
 void run_passes(Program& program, std::span<const Pass> passes);
 
-}  // namespace sherd
+}  // namespace sherd::ir

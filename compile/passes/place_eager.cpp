@@ -5,7 +5,7 @@
 #include "compile/ir/analysis/lifetimes.h"
 #include "compile/ir/analysis/numbers.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 namespace {
 
@@ -106,4 +106,4 @@ void place_eager(Program& program) {
   write_numbers(program);
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

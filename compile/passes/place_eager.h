@@ -1,10 +1,10 @@
 #pragma once
 #include "compile/ir/program.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 /// Puts values that ssa() took apart back into the storages of the recorded run, where they do not live at the same
 /// time: a program that no other pass has changed uses memory as the recorded run, to the byte.
 void place_eager(Program& program);
 
-}  // namespace sherd
+}  // namespace sherd::ir

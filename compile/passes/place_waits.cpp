@@ -11,7 +11,7 @@
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/rows/wait_attrs.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 namespace {
 
@@ -131,4 +131,4 @@ class Placer {
 
 void place_waits(Program& program) { Placer(program).run(); }
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -1,7 +1,7 @@
 #pragma once
 #include "compile/ir/program.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 /// Waits for queues as nodes, at the points where the rank's thread waits in the recorded run:
 ///   - before the first node that touches bytes which a queue writes, or writes bytes which a queue uses
@@ -11,4 +11,4 @@ namespace sherd {
 /// a temporary that a queue uses when the step ends is not freed by a node. Waits that are there are placed anew.
 void place_waits(Program& program);
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -5,7 +5,7 @@
 #include "compile/ir/analysis/loans.h"
 #include "compile/ir/analysis/numbers.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 namespace {
 
@@ -83,4 +83,4 @@ class Splitter {
 
 void ssa(Program& program) { Splitter(program).run(); }
 
-}  // namespace sherd
+}  // namespace sherd::ir

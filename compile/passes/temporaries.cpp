@@ -6,7 +6,7 @@
 #include "compile/ir/builder.h"
 #include "runtime/op/rows/ops.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 namespace {
 
@@ -56,4 +56,4 @@ void scratch_as_values(Program& program) {
   if (program.values.size() > num_values) compute_lifetimes(program);
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

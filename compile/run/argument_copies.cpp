@@ -14,21 +14,22 @@
 namespace sherd {
 
 namespace {
+using ir::Program;
 
 using Range = std::pair<std::int64_t, std::int64_t>;  // bytes of a storage
 
 constexpr std::int64_t kFarApart = 4;  // times the bytes that the arguments have
 
-void note(std::vector<bool>& noted, const Program& program, const TensorRef& ref) {
+void note(std::vector<bool>& noted, const Program& program, const ir::TensorRef& ref) {
   if (!ref.defined()) return;
-  if (const Value& value = program.value(ref.value); value.kind == ValueKind::argument)
+  if (const ir::Value& value = program.value(ref.value); value.kind == ir::ValueKind::argument)
     noted[static_cast<std::size_t>(value.source)] = true;
 }
 
 std::vector<bool> written_arguments(const Program& program) {
   std::vector<bool> written(program.arguments.size());
-  for (const GraphNode& node : program.nodes) {
-    for (const TensorRef& ref : node.out) note(written, program, ref);
+  for (const ir::GraphNode& node : program.nodes) {
+    for (const ir::TensorRef& ref : node.out) note(written, program, ref);
     for (int i = 0; i < node.num_mutated; ++i) note(written, program, node.in[static_cast<std::size_t>(i)]);
   }
   return written;
@@ -36,8 +37,8 @@ std::vector<bool> written_arguments(const Program& program) {
 
 std::vector<bool> arguments_used_as_such(const Program& program) {
   std::vector<bool> used = written_arguments(program);
-  for (const GraphResult& result : program.results) note(used, program, result.local);
-  for (const SlotUpdate& update : program.updates) note(used, program, update.result.local);
+  for (const ir::GraphResult& result : program.results) note(used, program, result.local);
+  for (const ir::SlotUpdate& update : program.updates) note(used, program, update.result.local);
   return used;
 }
 
@@ -51,7 +52,7 @@ std::optional<Range> range_to_copy(std::span<const Tensor> arguments, const std:
   std::int64_t bytes = 0;
   for (const std::size_t i : members) {
     const Tensor local = arguments[i].local();
-    const auto [first, last] = reference(local, 0).extent();
+    const auto [first, last] = ir::reference(local, 0).extent();
     if (first == last) continue;
     all = {std::min(all.first, first / kBufferAlign * kBufferAlign), std::max(all.second, last)};
     bytes += local.numel() * byte_size(local.dtype());

@@ -12,11 +12,11 @@ namespace sherd {
 /// far apart, and those that there is no memory for. What shared memory still does, in the same places. Local.
 class ArgumentCopies {
  public:
-  ArgumentCopies(const Program& program, std::span<const Tensor> arguments);
+  ArgumentCopies(const ir::Program& program, std::span<const Tensor> arguments);
 
   std::span<const Tensor> arguments() const { return arguments_; }
   /// Where another program was recorded with them and has written some: brings that to the arguments themselves.
-  void write_back(const Program& program) const;
+  void write_back(const ir::Program& program) const;
 
  private:
   struct Copy {

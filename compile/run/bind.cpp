@@ -21,26 +21,27 @@
 namespace sherd {
 
 namespace {
+using ir::Graph, ir::Live, ir::Program, ir::Value;
 
 // All bytes of a storage, as a tensor.
 Tensor all_bytes(const Ref<Storage>& storage) { return Tensor::over(storage, {storage->bytes()}, {1}, 0, DType::u8); }
 
-ConstantContent content_of(const Ref<Storage>& storage) {
+ir::ConstantContent content_of(const Ref<Storage>& storage) {
   if (storage->is_ghost() || RankContext::current().is_ghost()) return {};
   const Tensor host = to(all_bytes(storage), Device::cpu());
   const std::string_view bytes(static_cast<const char*>(static_cast<const void*>(host.storage()->read())),
                                static_cast<std::size_t>(storage->bytes()));
-  const bool is_carried = storage->bytes() <= ConstantContent::kMostBytes;
+  const bool is_carried = storage->bytes() <= ir::ConstantContent::kMostBytes;
   return {is_carried ? std::string(bytes) : std::string(), fnv1a(bytes)};
 }
 
 // By constant: whether it is a home of what the step offloads. It has no content of its own: each run writes it first.
 std::vector<bool> homes_of(const Program& program) {
   std::vector<bool> are_homes(program.constants.size());
-  for (const GraphNode& node : program.nodes) {
+  for (const ir::GraphNode& node : program.nodes) {
     if (node.op != &op::copy_start) continue;
     for (std::size_t i = 0; i < static_cast<std::size_t>(node.num_mutated); ++i)
-      if (const Value& home = program.value(node.in[i].value); home.kind == ValueKind::constant)
+      if (const Value& home = program.value(node.in[i].value); home.kind == ir::ValueKind::constant)
         are_homes[static_cast<std::size_t>(home.source)] = true;
   }
   return are_homes;
@@ -56,12 +57,12 @@ class Binder {
         constants_(program.constants.size()),
         are_homes_(homes_of(program)) {
     for (Slot* slot : slots_) by_name_[slot->name()].push_back(slot);
-    for (const GraphSlot& slot : program.slots)
+    for (const ir::GraphSlot& slot : program.slots)
       if (!slot.is_local) wanted_.insert(slot.name);
     for (const Value& value : program.values) {
       const auto source = static_cast<std::size_t>(value.source);
-      if (value.kind == ValueKind::unit) units_[source] = &value;
-      if (value.kind == ValueKind::constant) constants_[source] = &value;
+      if (value.kind == ir::ValueKind::unit) units_[source] = &value;
+      if (value.kind == ir::ValueKind::constant) constants_[source] = &value;
     }
     if (!program.constants.empty())
       for (const Ref<Storage>& storage : names.constants) given_.push_back({storage});
@@ -77,7 +78,7 @@ class Binder {
           "Names::layouts has {} layouts, the program {}", names_.layouts.size(), program_.layouts.size());
     for (std::size_t i = 0; i < program_.layouts.size(); ++i)
       live.layouts.push_back(names_.layouts.empty() ? layout(program_.layouts[i]) : names_.layouts[i]);
-    for (const GraphSetting& setting : program_.settings) live.settings.push_back(this->setting(setting));
+    for (const ir::GraphSetting& setting : program_.settings) live.settings.push_back(this->setting(setting));
     for (std::size_t i = 0; i < program_.units.size(); ++i) live.units.push_back(unit(i));
     for (std::size_t i = 0; i < program_.constants.size(); ++i) live.constants.push_back(constant(i));
     return live;
@@ -87,9 +88,9 @@ class Binder {
   // Guards compare arguments; no value may reach further than they do.
   void check_arguments() const {
     for (const Value& value : program_.values) {
-      if (value.kind != ValueKind::argument) continue;
-      const TensorGuard& guard = program_.arguments[static_cast<std::size_t>(value.source)].tensor;
-      const std::int64_t bytes = TensorRef{0, guard.dtype, guard.shape, guard.strides, 0}.extent().second;
+      if (value.kind != ir::ValueKind::argument) continue;
+      const ir::TensorGuard& guard = program_.arguments[static_cast<std::size_t>(value.source)].tensor;
+      const std::int64_t bytes = ir::TensorRef{0, guard.dtype, guard.shape, guard.strides, 0}.extent().second;
       check(value.bytes <= bytes, "argument {} has {} bytes, and the program uses {} of them", value.source, bytes,
             value.bytes);
     }
@@ -97,7 +98,7 @@ class Binder {
 
   // The numbers of a layout are those of one rank: the program is for a rank that has that shard.
   void check_unit_layouts() const {
-    const UnitTable table(program_);
+    const ir::UnitTable table(program_);
     for (const auto& [name, layout] : table.entries()) {
       if (!layout->shard_axis.empty()) {
         const ProcessGroup& group = group_of(name, layout->shard_axis);
@@ -129,7 +130,7 @@ class Binder {
 
   // Slots of one name are "w", "w~2", ... in the order in which they were made.
   NodeRef slot(std::size_t index) const {
-    const GraphSlot& wanted = program_.slots[index];
+    const ir::GraphSlot& wanted = program_.slots[index];
     if (wanted.is_local) return {};
     std::string name = wanted.name;
     std::size_t place = 0;
@@ -170,7 +171,7 @@ class Binder {
     return found.front();
   }
 
-  static std::shared_ptr<const StepSetting> setting(const GraphSetting& wanted) {
+  static std::shared_ptr<const StepSetting> setting(const ir::GraphSetting& wanted) {
     auto found = setting_called(wanted.name);
     check(found != nullptr, "the program depends on \"{}\", which is {} in it, and nothing on this rank has that",
           wanted.name, wanted.text);
@@ -189,7 +190,7 @@ class Binder {
   }
 
   Ref<Storage> constant(std::size_t index) {
-    const ConstantContent& content = program_.constants[index];
+    const ir::ConstantContent& content = program_.constants[index];
     const Value* const value = constants_[index];
     if (!value) return Storage::allocate(0, MemoryCategory::activations);
     const bool is_home = are_homes_[index];
@@ -213,7 +214,7 @@ class Binder {
   struct Given {
     Ref<Storage> storage;  // none: it is a constant already
     std::uint64_t hash = 0;
-    bool has(const ConstantContent& content) {
+    bool has(const ir::ConstantContent& content) {
       if (content.hash == 0) return false;
       if (hash == 0) hash = content_of(storage).hash;
       return hash == content.hash;
@@ -247,7 +248,7 @@ bool has_all_names(const Graph& graph) {
   for (std::size_t i = 0; i < program.slots.size(); ++i)
     if (!program.slots[i].is_local && !graph.live.slot(static_cast<int>(i))) return false;  // it is gone
   return std::ranges::none_of(program.units, &std::string::empty) &&
-         std::ranges::none_of(program.settings, &std::string::empty, &GraphSetting::name);
+         std::ranges::none_of(program.settings, &std::string::empty, &ir::GraphSetting::name);
 }
 
 }  // namespace

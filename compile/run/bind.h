@@ -20,17 +20,17 @@ struct Names {
 
 /// The graph's program, complete: with the contents of its constants, as they are now. Waits for devices that hold
 /// some; on a ghost rank contents stay unknown.
-Program lower(const Graph& graph);
+ir::Program lower(const ir::Graph& graph);
 
 /// What the program's names stand for on this rank: its slots and interned module paths, storages of units and settings
 /// (step_names.h), layouts of meshes that are there; constants that the program carries are made anew. Layouts of units
 /// stay the program's: this rank must have the shard that they say it has. Error naming what is missing, or what has a
 /// name that several have; or if the program is not sound (verify.h). Whether slots hold what the program expects is
 /// for the guards to say (guard.h).
-Graph bind(Program program, const Names& names = {});
+ir::Graph bind(ir::Program program, const Names& names = {});
 
 /// Error unless the graph's program, lowered, is what its text reads back as, and binds here to what the graph holds.
 /// Steps that use a unit or a setting without a name cannot be bound: only their text is read.
-void check_round_trip(const Graph& graph);
+void check_round_trip(const ir::Graph& graph);
 
 }  // namespace sherd

@@ -19,21 +19,25 @@
 
 namespace sherd {
 
+namespace {
+using ir::Program, ir::SlotUpdate, ir::ValueKind;
+}  // namespace
+
 Device device_of(const Program& program) {
-  for (const Value& value : program.values)
+  for (const ir::Value& value : program.values)
     if (value.device.has_backend()) return value.device;
   return Device::cpu();
 }
 
 namespace {
 
-std::string name_of(const Program& program, const Value& value) {
+std::string name_of(const Program& program, const ir::Value& value) {
   if (value.kind == ValueKind::argument) return fmt::format("argument {}", value.source);
-  const Binding& binding = program.bindings[static_cast<std::size_t>(value.source)];
+  const ir::Binding& binding = program.bindings[static_cast<std::size_t>(value.source)];
   return fmt::format("{}slot \"{}\"", binding.gradient ? "the gradient of " : "", program.slot(binding.slot).name);
 }
 
-std::string value_obstacle(const Program& program, const Value& value, Device device) {
+std::string value_obstacle(const Program& program, const ir::Value& value, Device device) {
   if (value.device == device || value.bytes == 0) return {};
   switch (value.kind) {
     case ValueKind::argument:
@@ -52,15 +56,15 @@ std::string value_obstacle(const Program& program, const Value& value, Device de
 }
 
 // Units must be absent before and after the step.
-std::string unit_obstacle(const Graph& graph) {
+std::string unit_obstacle(const ir::Graph& graph) {
   const Program& program = graph.program;
   for (std::size_t v = 0; v < program.values.size(); ++v) {
     if (program.values[v].kind != ValueKind::unit) continue;
     const bool before = graph.live.storage(program.values[v])->is_present();
     bool after = before;
-    for (const GraphNode& node : program.nodes) {
-      const auto names = [&](const std::vector<ValueId>& list) {
-        return std::find(list.begin(), list.end(), static_cast<ValueId>(v)) != list.end();
+    for (const ir::GraphNode& node : program.nodes) {
+      const auto names = [&](const std::vector<ir::ValueId>& list) {
+        return std::find(list.begin(), list.end(), static_cast<ir::ValueId>(v)) != list.end();
       };
       after = (after || names(node.restores)) && !names(node.releases);
     }
@@ -71,8 +75,8 @@ std::string unit_obstacle(const Graph& graph) {
 
 // Rows of units hold their own collectives, which on a device run on one rank only.
 std::string node_obstacle(const Program& program, std::size_t index) {
-  const GraphNode& node = program.nodes[index];
-  const auto is_argument = [&](const TensorRef& ref) {
+  const ir::GraphNode& node = program.nodes[index];
+  const auto is_argument = [&](const ir::TensorRef& ref) {
     return ref.defined() && program.value(ref.value).kind == ValueKind::argument;
   };
   if (std::any_of(node.out.begin(), node.out.end(), is_argument) ||
@@ -85,7 +89,7 @@ std::string node_obstacle(const Program& program, std::size_t index) {
 
 // Copies the byte range that the tensor's elements span, gaps included.
 void copy_extent(DeviceContext& context, const Tensor& to, const Tensor& from) {
-  const auto [first, last] = reference(from, 0).extent();
+  const auto [first, last] = ir::reference(from, 0).extent();
   const std::int64_t shift = first - from.offset() * byte_size(from.dtype());
   context.copy(static_cast<std::byte*>(to.raw()) + shift, static_cast<std::byte*>(from.raw()) + shift, last - first);
 }
@@ -94,7 +98,7 @@ void copy_extent(DeviceContext& context, const Tensor& to, const Tensor& from) {
 // show in the last bit.
 Tensor twin(const Tensor& like) {
   constexpr std::uintptr_t kAlignment = 256;
-  const auto [first, last] = reference(like, 0).extent();
+  const auto [first, last] = ir::reference(like, 0).extent();
   const std::int64_t item = byte_size(like.dtype());
   const auto shift = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(like.raw()) % kAlignment) / item;
   const std::int64_t before = like.offset() - first / item;  // elements below the tensor's first one
@@ -110,23 +114,23 @@ Tensor dense_copy_of(const Tensor& tensor) {
 
 }  // namespace
 
-std::string device_obstacle(const Graph& graph) {
+std::string device_obstacle(const ir::Graph& graph) {
   const Program& program = graph.program;
   const Device device = device_of(program);
   if (device == Device::cpu()) return "the step runs on the host";
-  for (const Value& value : program.values)
+  for (const ir::Value& value : program.values)
     if (std::string why = value_obstacle(program, value, device); !why.empty()) return why;
   for (std::size_t i = 0; i < program.nodes.size(); ++i)
     if (std::string why = node_obstacle(program, i); !why.empty()) return why;
-  for (const ArgumentGuard& argument : program.arguments)
+  for (const ir::ArgumentGuard& argument : program.arguments)
     if (argument.shares >= 0) return "arguments share memory";
-  for (const GraphResult& result : program.results)
+  for (const ir::GraphResult& result : program.results)
     if (result.local.defined() && program.value(result.local.value).kind == ValueKind::argument)
       return "the step hands an argument back";
   return unit_obstacle(graph);
 }
 
-DeviceReplay::DeviceReplay(const Graph& graph, Interpreter& interpreter)
+DeviceReplay::DeviceReplay(const ir::Graph& graph, Interpreter& interpreter)
     : graph_(graph),
       program_(graph.program),
       live_(graph.live),
@@ -153,18 +157,18 @@ void DeviceReplay::hold_arguments(std::span<const Tensor> arguments) {
 // a tensor that remains after the step shares the old ones.
 bool DeviceReplay::is_updated_in_place(const SlotUpdate& update) const {
   if (update.gradient || !update.result.local.defined()) return false;
-  const TensorRef& fresh = update.result.local;
+  const ir::TensorRef& fresh = update.result.local;
   if (program_.value(fresh.value).kind != ValueKind::temporary) return false;
-  const auto bound = std::find_if(program_.bindings.begin(), program_.bindings.end(), [&](const Binding& binding) {
+  const auto bound = std::find_if(program_.bindings.begin(), program_.bindings.end(), [&](const ir::Binding& binding) {
     return binding.slot == update.slot && !binding.gradient && !binding.kept;
   });
   if (bound == program_.bindings.end()) return false;
-  const TensorGuard& old = bound->tensor;
+  const ir::TensorGuard& old = bound->tensor;
   if (old.dtype != fresh.dtype || old.shape != fresh.shape || old.layout != update.result.layout ||
       old.global != update.result.shape || !is_contiguous(old.shape, old.strides) ||
       !is_contiguous(fresh.shape, fresh.strides))
     return false;
-  const auto shows_old = [&](const GraphResult& result) {
+  const auto shows_old = [&](const ir::GraphResult& result) {
     return result.local.defined() && result.local.value == bound->value;
   };
   return std::none_of(program_.results.begin(), program_.results.end(), shows_old) &&
@@ -175,7 +179,7 @@ bool DeviceReplay::is_updated_in_place(const SlotUpdate& update) const {
 // Called at the end of the recording, while the values of the step are present.
 void DeviceReplay::keep_what_remains() {
   DeviceContext& context = RankContext::current().device(device_);
-  for (const GraphResult& result : program_.results)
+  for (const ir::GraphResult& result : program_.results)
     results_.push_back(result.local.defined() ? interpreter_.result(result) : Tensor());
   for (const SlotUpdate& update : program_.updates) {
     const Tensor value = update.result.local.defined() ? interpreter_.result(update.result) : Tensor();
@@ -211,10 +215,10 @@ void DeviceReplay::record() {
   written_.clear();
   // Another handle must not see its bytes change.
   for (const SlotUpdate& update : program_.updates)
-    if (Slot& slot = *live_.slot(update.slot); is_updated_in_place(update) && !is_sole_owner(slot.value()))
+    if (Slot& slot = *live_.slot(update.slot); is_updated_in_place(update) && !ir::is_sole_owner(slot.value()))
       slot.set(dense_copy_of(slot.value()));
   std::vector<std::uint32_t> versions;
-  for (const Binding& binding : program_.bindings) {
+  for (const ir::Binding& binding : program_.bindings) {
     const Ref<Storage>& storage = bound_tensor(graph_, binding).local().storage();
     places_.push_back({storage->id(), storage->address()});
     versions.push_back(storage->version());
@@ -224,7 +228,7 @@ void DeviceReplay::record() {
       [this] { interpreter_.run(arguments_, [this] { keep_what_remains(); }); });
   ++num_recordings_;
   for (std::size_t i = 0; i < places_.size(); ++i) {
-    const Binding& binding = program_.bindings[i];
+    const ir::Binding& binding = program_.bindings[i];
     const bool is_first = program_.value(binding.value).source == static_cast<int>(i);  // of those in one storage
     if (is_first && bound_tensor(graph_, binding).local().storage()->version() != versions[i]) written_.push_back(i);
   }
@@ -239,7 +243,7 @@ bool DeviceReplay::is_current() const {
   for (std::size_t i = 0; i < kept_.size(); ++i)
     if (kept_[i] && live_.units[i]->kept_address() != kept_[i]) return false;  // somebody else may have it by now
   return std::all_of(slots_in_place_.begin(), slots_in_place_.end(),
-                     [&](int slot) { return is_sole_owner(live_.slot(slot)->value()); });
+                     [&](int slot) { return ir::is_sole_owner(live_.slot(slot)->value()); });
 }
 
 namespace {
@@ -276,7 +280,8 @@ std::vector<Tensor> DeviceReplay::run(std::span<const Tensor> arguments) {
   const bool is_new = !is_current();
   if (is_new) record();
   Rooms rooms;
-  const auto room_for = [&](const Tensor& tensor, ValueId value) {  // tensors but temporaries are the program's already
+  // Tensors but temporaries are the program's already.
+  const auto room_for = [&](const Tensor& tensor, ir::ValueId value) {
     return tensor.defined() && program_.value(value).kind == ValueKind::temporary ? rooms.room_for(tensor) : tensor;
   };
   std::vector<Tensor> results, updates;

@@ -15,10 +15,10 @@
 namespace sherd {
 
 /// The device a program's values are on; the host if none is elsewhere.
-Device device_of(const Program& program);
+Device device_of(const ir::Program& program);
 /// Why a graph, whose program is verified, cannot be replayed by a device in one call: "argument 0 is on the host; move
 /// it with to() before the step". Empty if it can.
-std::string device_obstacle(const Graph& graph);
+std::string device_obstacle(const ir::Graph& graph);
 
 /// One graph on one device. The recording has fixed addresses: if a slot's bytes have moved, a unit no longer keeps the
 /// memory that it kept (Storage::set_keeps_memory), or another handle shares a tensor that the recording would
@@ -26,7 +26,7 @@ std::string device_obstacle(const Graph& graph);
 class DeviceReplay {
  public:
   /// `graph` has no obstacle; both stay where they are.
-  DeviceReplay(const Graph& graph, Interpreter& interpreter);
+  DeviceReplay(const ir::Graph& graph, Interpreter& interpreter);
 
   /// As Interpreter::run, but queued only: nothing waits for the device. Errors come from recording, before any work of
   /// this call has started.
@@ -40,7 +40,7 @@ class DeviceReplay {
  private:
   /// A slot or its gradient whose new value is not copied over the old one.
   struct LateUpdate {
-    const SlotUpdate* update;
+    const ir::SlotUpdate* update;
     Tensor value;  // in memory of the recording, or an older tensor
   };
   struct Place {  // of a binding; holds nothing, so that a slot stays the only owner of its bytes
@@ -51,12 +51,12 @@ class DeviceReplay {
   void record();
   void note_kept_memory();
   void keep_what_remains();
-  bool is_updated_in_place(const SlotUpdate& update) const;
+  bool is_updated_in_place(const ir::SlotUpdate& update) const;
   bool is_current() const;
 
-  const Graph& graph_;
-  const Program& program_;
-  const Live& live_;
+  const ir::Graph& graph_;
+  const ir::Program& program_;
+  const ir::Live& live_;
   Interpreter& interpreter_;
   Device device_;
   std::vector<Tensor> arguments_;  // the recording's own, copied into before a launch

@@ -9,8 +9,9 @@
 namespace sherd {
 
 namespace {
+using ir::Graph, ir::Program, ir::ValueId, ir::ValueKind;
 
-bool fits(const Live& live, const TensorGuard& guard, const Tensor& tensor, bool compare_offset) {
+bool fits(const ir::Live& live, const ir::TensorGuard& guard, const Tensor& tensor, bool compare_offset) {
   const Distributed* const layout = live.layout(guard.layout);
   if ((tensor.is_distributed() ? tensor.layout() : nullptr) != layout || tensor.shape() != guard.global) return false;
   if (layout) layout->replicated();  // Error if its mesh is gone: nodes know that one's groups by address
@@ -29,7 +30,7 @@ std::string text(DType dtype, const Shape& shape, const Strides& strides, std::i
   return result;
 }
 
-std::string differs(const Live& live, std::string_view what, const Tensor& tensor, TensorGuard guard,
+std::string differs(const ir::Live& live, std::string_view what, const Tensor& tensor, ir::TensorGuard guard,
                     bool compare_offset) {
   if (!tensor.defined()) return fmt::format("{} is gone", what);
   const Tensor local = tensor.local();
@@ -44,7 +45,7 @@ std::string differs(const Live& live, std::string_view what, const Tensor& tenso
       text(guard.dtype, guard.shape, guard.strides, guard.offset, live.layout(guard.layout), guard.global));
 }
 
-std::string shown(const GraphSlot& slot, bool gradient) {
+std::string shown(const ir::GraphSlot& slot, bool gradient) {
   return fmt::format("{} \"{}\"", gradient ? "the gradient of" : "slot", slot.name);
 }
 
@@ -58,7 +59,7 @@ Slot& living_slot(const Graph& graph, int index) {
   return *slot;
 }
 
-Tensor bound_tensor(const Graph& graph, const Binding& binding) {
+Tensor bound_tensor(const Graph& graph, const ir::Binding& binding) {
   const Slot& slot = living_slot(graph, binding.slot);
   if (binding.gradient) return slot.grad();
   if (binding.kept) return slot.has_value() ? slot.kept_value() : Tensor();
@@ -67,7 +68,7 @@ Tensor bound_tensor(const Graph& graph, const Binding& binding) {
 
 void leave_requires_grad(const Graph& graph) {
   for (std::size_t i = 0; i < graph.program.slots.size(); ++i)
-    if (const GraphSlot& entry = graph.program.slots[i];
+    if (const ir::GraphSlot& entry = graph.program.slots[i];
         !entry.is_local && entry.requires_grad != entry.leaves_requires_grad)
       graph.live.slot(static_cast<int>(i))->set_requires_grad(entry.leaves_requires_grad);
 }
@@ -80,7 +81,7 @@ std::string argument_mismatch(const Graph& graph, std::span<const Tensor> argume
     return fmt::format("recording of gradients is {}, the graph was captured with it {}",
                        program.grad_enabled ? "off" : "on", program.grad_enabled ? "on" : "off");
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const ArgumentGuard& guard = program.arguments[i];
+    const ir::ArgumentGuard& guard = program.arguments[i];
     const Tensor& argument = arguments[i];
     if (!argument.defined() || !fits(graph.live, guard.tensor, argument, false))
       return differs(graph.live, fmt::format("argument {}", i), argument, guard.tensor, false);
@@ -88,7 +89,7 @@ std::string argument_mismatch(const Graph& graph, std::span<const Tensor> argume
     if (guard.shares < 0) continue;
     const Tensor& other = arguments[static_cast<std::size_t>(guard.shares)];
     if (argument.local().storage() != other.local().storage() ||
-        base_bytes(argument) - base_bytes(other) != guard.shift)
+        ir::base_bytes(argument) - ir::base_bytes(other) != guard.shift)
       return fmt::format("arguments {} and {} no longer share memory as in the graph", guard.shares, i);
   }
   return {};
@@ -103,18 +104,18 @@ struct Outside {
 };
 
 std::string name_of(const Program& program, ValueId id) {
-  const Value& value = program.value(id);
+  const ir::Value& value = program.value(id);
   if (value.kind == ValueKind::argument) return fmt::format("argument {}", value.source);
   if (value.kind == ValueKind::unit) return "a unit";
   if (value.kind == ValueKind::constant) return "a tensor that the step uses";
-  const Binding& binding = program.bindings[static_cast<std::size_t>(value.source)];
+  const ir::Binding& binding = program.bindings[static_cast<std::size_t>(value.source)];
   return shown(program.slot(binding.slot), binding.gradient);
 }
 
 std::vector<Outside> storages_from_outside(const Graph& graph, std::span<const Tensor> arguments) {
   std::vector<Outside> all;
   for (std::size_t v = 0; v < graph.program.values.size(); ++v) {
-    const Value& value = graph.program.values[v];
+    const ir::Value& value = graph.program.values[v];
     const auto source = static_cast<std::size_t>(value.source);
     const Storage* storage = nullptr;
     switch (value.kind) {
@@ -154,19 +155,19 @@ ValueId root_of(const Program& program, ValueId id) {
   int argument = program.value(id).source;
   while (program.arguments[static_cast<std::size_t>(argument)].shares >= 0)
     argument = program.arguments[static_cast<std::size_t>(argument)].shares;
-  const auto found = std::ranges::find_if(program.values, [&](const Value& value) {
+  const auto found = std::ranges::find_if(program.values, [&](const ir::Value& value) {
     return value.kind == ValueKind::argument && value.source == argument;
   });
   return found == program.values.end() ? id : static_cast<ValueId>(found - program.values.begin());
 }
 
 bool writes_one(const Program& program, ValueId a, ValueId b) {
-  const auto is_one = [&](const TensorRef& ref) {
+  const auto is_one = [&](const ir::TensorRef& ref) {
     if (!ref.defined() || program.value(ref.value).kind == ValueKind::temporary) return false;
     const ValueId root = root_of(program, ref.value);
     return root == a || root == b;
   };
-  return std::ranges::any_of(program.nodes, [&](const GraphNode& node) {
+  return std::ranges::any_of(program.nodes, [&](const ir::GraphNode& node) {
     return std::ranges::any_of(node.out, is_one) ||
            std::any_of(node.in.begin(), node.in.begin() + node.num_mutated, is_one);
   });
@@ -196,7 +197,7 @@ std::string setting_mismatch(const Graph& graph) {
 std::string slot_mismatch(const Graph& graph) {
   const Program& program = graph.program;
   for (std::size_t i = 0; i < program.slots.size(); ++i) {
-    const GraphSlot& entry = program.slots[i];
+    const ir::GraphSlot& entry = program.slots[i];
     if (entry.is_local) continue;
     const Slot* const slot = &living_slot(graph, static_cast<int>(i));
     if (slot->requires_grad() != entry.requires_grad)
@@ -209,17 +210,17 @@ std::string slot_mismatch(const Graph& graph) {
       return fmt::format("slot \"{}\" has {} gradient before the step, in the graph it has {}", entry.name,
                          entry.had_grad ? "no" : "a", entry.had_grad ? "one" : "none");
   }
-  for (const Binding& binding : program.bindings) {
-    const GraphSlot& slot = program.slot(binding.slot);
+  for (const ir::Binding& binding : program.bindings) {
+    const ir::GraphSlot& slot = program.slot(binding.slot);
     const Slot& now = living_slot(graph, binding.slot);
-    if (binding.held_by_slot_only && now.grad().defined() && !is_sole_owner(now.grad()))
+    if (binding.held_by_slot_only && now.grad().defined() && !ir::is_sole_owner(now.grad()))
       return fmt::format("the gradient of \"{}\" is held outside of the slot, in the graph it was not", slot.name);
     const Tensor tensor = bound_tensor(graph, binding);
     if (!tensor.defined() || !fits(graph.live, binding.tensor, tensor, true))
       return differs(graph.live, shown(slot, binding.gradient), tensor, binding.tensor, true);
     const Ref<Storage>& storage = tensor.local().storage();
-    const Value& value = program.value(binding.value);
-    const Binding& first = program.bindings[static_cast<std::size_t>(value.source)];
+    const ir::Value& value = program.value(binding.value);
+    const ir::Binding& first = program.bindings[static_cast<std::size_t>(value.source)];
     if (&first == &binding) {
       if (storage->owner)
         return fmt::format("{} holds memory that its unit gathers and releases", shown(slot, binding.gradient));

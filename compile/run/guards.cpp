@@ -10,16 +10,17 @@
 namespace sherd {
 
 namespace {
+using ir::Binding;
 
-bool is_updated(const Program& program, const Binding& binding) {
-  return std::ranges::any_of(program.updates, [&](const SlotUpdate& update) {
+bool is_updated(const ir::Program& program, const Binding& binding) {
+  return std::ranges::any_of(program.updates, [&](const ir::SlotUpdate& update) {
     return update.slot == binding.slot && update.gradient == binding.gradient;
   });
 }
 
 // This rank's, and those of others that have made what the step reads: a model may be trained by another thread than
 // the one that has made it.
-std::vector<std::shared_ptr<const RankRegister>> registers_of(const Graph& graph) {
+std::vector<std::shared_ptr<const RankRegister>> registers_of(const ir::Graph& graph) {
   std::vector<std::shared_ptr<const RankRegister>> all{RankContext::current().rank_register};
   const auto add = [&](const std::shared_ptr<const RankRegister>& home) {
     if (home && std::ranges::find(all, home) == all.end()) all.push_back(home);
@@ -32,7 +33,7 @@ std::vector<std::shared_ptr<const RankRegister>> registers_of(const Graph& graph
 }
 
 // Hooks of a slot and where its gradients go are no part of a program: a recording has what they did.
-std::vector<std::uint64_t> told_of(const Graph& graph) {
+std::vector<std::uint64_t> told_of(const ir::Graph& graph) {
   std::vector<std::uint64_t> told(graph.program.slots.size());
   for (std::size_t i = 0; i < told.size(); ++i)
     if (!graph.program.slots[i].is_local)
@@ -41,16 +42,16 @@ std::vector<std::uint64_t> told_of(const Graph& graph) {
 }
 
 // A slot that is left with an argument looks as the argument of that call does.
-bool keeps_an_argument(const Program& program) {
-  return std::ranges::any_of(program.updates, [&](const SlotUpdate& update) {
-    const TensorRef& ref = update.result.local;
-    return ref.defined() && program.value(ref.value).kind == ValueKind::argument;
+bool keeps_an_argument(const ir::Program& program) {
+  return std::ranges::any_of(program.updates, [&](const ir::SlotUpdate& update) {
+    const ir::TensorRef& ref = update.result.local;
+    return ref.defined() && program.value(ref.value).kind == ir::ValueKind::argument;
   });
 }
 
 }  // namespace
 
-Guards::Guards(const Graph& graph)
+Guards::Guards(const ir::Graph& graph)
     : graph_(graph),
       registers_(registers_of(graph)),
       told_(told_of(graph)),
@@ -84,7 +85,7 @@ std::string Guards::mismatch(std::span<const Tensor> arguments) {
   if (std::string found = argument_mismatch(graph_, arguments); !found.empty()) return found;
   const bool is_held = std::ranges::any_of(held_, [&](const Binding* binding) {
     const Tensor& grad = living_slot(graph_, binding->slot).grad();
-    return grad.defined() && !is_sole_owner(grad);
+    return grad.defined() && !ir::is_sole_owner(grad);
   });
   return is_held || may_share(arguments) ? look_at_all(arguments) : std::string();
 }
@@ -100,7 +101,7 @@ void Guards::replayed() {
 
 std::string Guards::told_mismatch() const {
   for (std::size_t i = 0; i < told_.size(); ++i)
-    if (const GraphSlot& slot = graph_.program.slots[i]; !slot.is_local)
+    if (const ir::GraphSlot& slot = graph_.program.slots[i]; !slot.is_local)
       if (living_slot(graph_, static_cast<int>(i)).num_told() != told_[i])
         return fmt::format("slot \"{}\" was given a hook or another sink of its gradients since it was recorded",
                            slot.name);

@@ -12,6 +12,10 @@
 
 namespace sherd {
 
+namespace {
+using ir::GraphNode, ir::TensorRef, ir::ValueKind;
+}  // namespace
+
 // Cleans up however a run ends.
 class Interpreter::Running {
  public:
@@ -44,7 +48,7 @@ class Interpreter::Running {
   bool finished_ = false;
 };
 
-Interpreter::Interpreter(const Graph& graph)
+Interpreter::Interpreter(const ir::Graph& graph)
     : program_(graph.program),
       live_(graph.live),
       graph_(graph),
@@ -65,12 +69,12 @@ Interpreter::Interpreter(const Graph& graph)
 // Slots of one step, as the scale of the gradients, are no state that can be torn. Several slots may share a value, as
 // the shards of a unit do: where one of them is changed, none is known to be whole.
 void Interpreter::find_changes() {
-  const auto is_state = [&](const Binding& binding) {
+  const auto is_state = [&](const ir::Binding& binding) {
     const Slot* const slot = binding.gradient ? nullptr : live_.slot(binding.slot);
     return slot && !slot->is_of_step();
   };
   std::vector<bool> has_state(program_.values.size()), is_changed(program_.values.size());
-  for (const Binding& binding : program_.bindings)
+  for (const ir::Binding& binding : program_.bindings)
     if (is_state(binding)) has_state[static_cast<std::size_t>(binding.value)] = true;
   for (std::size_t i = 0; i < program_.nodes.size(); ++i) {
     const GraphNode& node = program_.nodes[i];
@@ -84,7 +88,7 @@ void Interpreter::find_changes() {
     for (std::size_t m = 0; m < static_cast<std::size_t>(node.num_mutated); ++m) note(node.in[m]);
     for (const TensorRef& ref : node.out) note(ref);
   }
-  for (const Binding& binding : program_.bindings)
+  for (const ir::Binding& binding : program_.bindings)
     if (is_changed[static_cast<std::size_t>(binding.value)] && is_state(binding))
       changed_slots_.push_back(binding.slot);
 }
@@ -118,7 +122,7 @@ Tensor Interpreter::tensor_of(const TensorRef& ref) const {
                       storages_[at]->device());
 }
 
-Tensor Interpreter::result(const GraphResult& result) const {
+Tensor Interpreter::result(const ir::GraphResult& result) const {
   Tensor local = tensor_of(result.local);
   const Distributed* const layout = live_.layout(result.layout);
   return layout ? Tensor::distributed(result.shape, layout, local) : local;
@@ -126,12 +130,12 @@ Tensor Interpreter::result(const GraphResult& result) const {
 
 void Interpreter::bind(std::span<const Tensor> arguments) {
   for (std::size_t v = 0; v < storages_.size(); ++v) {
-    const Value& value = program_.values[v];
+    const ir::Value& value = program_.values[v];
     switch (value.kind) {
       case ValueKind::argument: {
         const Tensor local = arguments[static_cast<std::size_t>(value.source)].local();
         storages_[v] = local.storage();
-        bases_[v] = base_bytes(local);
+        bases_[v] = ir::base_bytes(local);
         break;
       }
       case ValueKind::slot:
@@ -156,7 +160,7 @@ void Interpreter::bind(std::span<const Tensor> arguments) {
 void Interpreter::present(const TensorRef& ref, const Tensor& handle) {
   if (!ref.defined()) return;
   Ref<Storage>& storage = storages_[static_cast<std::size_t>(ref.value)];
-  const Value& value = program_.value(ref.value);
+  const ir::Value& value = program_.value(ref.value);
   if (!storage) storage = Storage::allocate(value.bytes, value.category, value.device);
   else if (value.kind == ValueKind::argument)
     handle.impl()->meta.offset = ref.offset + bases_[static_cast<std::size_t>(ref.value)] / byte_size(ref.dtype);
@@ -173,7 +177,7 @@ void Interpreter::check_is_there(const TensorRef& ref) const {
   fail(
       "the storage{} of a unit is absent: it was not gathered in the recorded step, which found its data there; gather "
       "it inside of the step, by a forward or unshard()",
-      name.empty() ? "" : " " + quoted(name));
+      name.empty() ? "" : " " + ir::quoted(name));
 }
 
 // As the row's kernel does it, without a call: of most values no queue uses the bytes any more, or has on this rank.
@@ -187,8 +191,8 @@ void Interpreter::wait_for(const GraphNode& node) const {
   }
 }
 
-Storage& Interpreter::room_for_scratch(ValueId id) {
-  const Value& value = program_.value(id);
+Storage& Interpreter::room_for_scratch(ir::ValueId id) {
+  const ir::Value& value = program_.value(id);
   Ref<Storage>& storage = storages_[static_cast<std::size_t>(id)];
   if (!storage) storage = Storage::allocate(value.bytes, value.category, value.device);
   return *storage;
@@ -219,7 +223,7 @@ void Interpreter::execute(std::size_t index) {
       for (std::size_t i = 0; i < node.in.size(); ++i)
         if (!needs_no_data(program_, node, i)) check_is_there(node.in[i]);
       for (const TensorRef& ref : node.out) check_is_there(ref);
-      if (node.scratch != kNoValue) call.scratch = &room_for_scratch(node.scratch);
+      if (node.scratch != ir::kNoValue) call.scratch = &room_for_scratch(node.scratch);
       device_layer(call);
     }
   } catch (Error& error) {
@@ -227,11 +231,11 @@ void Interpreter::execute(std::size_t index) {
     rethrow_with_context(call, error);
   }
   let_go(index);
-  for (ValueId v : node.frees) storages_[static_cast<std::size_t>(v)] = {};
+  for (ir::ValueId v : node.frees) storages_[static_cast<std::size_t>(v)] = {};
 }
 
 void Interpreter::update_slots() const {
-  for (const SlotUpdate& update : program_.updates) {
+  for (const ir::SlotUpdate& update : program_.updates) {
     Slot& slot = *live_.slot(update.slot);
     if (update.gradient) slot.set_grad(result(update.result));
     else slot.set(result(update.result));
@@ -242,7 +246,7 @@ void Interpreter::update_slots() const {
 std::vector<Tensor> Interpreter::run(std::span<const Tensor> arguments) {
   std::vector<Tensor> results;
   run(arguments, [&] {
-    for (const GraphResult& r : program_.results) results.push_back(result(r));
+    for (const ir::GraphResult& r : program_.results) results.push_back(result(r));
     update_slots();
   });
   return results;

@@ -14,7 +14,7 @@ namespace sherd {
 class Interpreter {
  public:
   /// The graph's program is verified; the graph outlives this object and neither moves nor changes.
-  explicit Interpreter(const Graph& graph);
+  explicit Interpreter(const ir::Graph& graph);
 
   /// Arguments and slots must fit the graph (guard.h), and data of units that no node gathers must be there.
   /// Temporaries are allocated when first written, in their account, and freed after their last use; slots get their
@@ -27,7 +27,7 @@ class Interpreter {
   /// Error if a slot that the optimizer changes is torn.
   void check_whole() const;
   /// Within `finish`: a tensor that the step returns, or leaves in a slot.
-  Tensor result(const GraphResult& result) const;
+  Tensor result(const ir::GraphResult& result) const;
 
  private:
   class Running;
@@ -36,17 +36,17 @@ class Interpreter {
   void tear_changed(std::string_view reason) const;
   void bind(std::span<const Tensor> arguments);
   void execute(std::size_t index);
-  void present(const TensorRef& ref, const Tensor& handle);
-  void check_is_there(const TensorRef& ref) const;
-  void wait_for(const GraphNode& node) const;
-  Storage& room_for_scratch(ValueId id);
+  void present(const ir::TensorRef& ref, const Tensor& handle);
+  void check_is_there(const ir::TensorRef& ref) const;
+  void wait_for(const ir::GraphNode& node) const;
+  Storage& room_for_scratch(ir::ValueId id);
   void let_go(std::size_t index);
-  Tensor tensor_of(const TensorRef& ref) const;
+  Tensor tensor_of(const ir::TensorRef& ref) const;
   void update_slots() const;
 
-  const Program& program_;
-  const Live& live_;
-  const Graph& graph_;
+  const ir::Program& program_;
+  const ir::Live& live_;
+  const ir::Graph& graph_;
   std::vector<Ref<Storage>> storages_;  // by value, during a run
   std::vector<std::int64_t> bases_;     // by value: bytes before an argument's first element
   struct Handles {

@@ -11,7 +11,7 @@
 
 namespace sherd {
 
-bool check_same_program(const Program* program, ProcessGroup& group) {
+bool check_same_program(const ir::Program* program, ProcessGroup& group) {
   if (group.size() == 1) return program != nullptr;
   const PurposeScope purpose("compile");
   std::optional<Facts> own;

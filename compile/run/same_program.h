@@ -8,6 +8,6 @@ namespace sherd {
 /// Collective over `group`: false if some rank has no program yet (null); else compares them (agree.h). Throws Error on
 /// every rank if the programs differ in more than sizes of local tensors, with the first line that differs and who has
 /// which.
-bool check_same_program(const Program* program, ProcessGroup& group);
+bool check_same_program(const ir::Program* program, ProcessGroup& group);
 
 }  // namespace sherd

@@ -11,6 +11,7 @@
 namespace sherd {
 
 namespace {
+using ir::Graph, ir::TensorRef, ir::Value, ir::ValueKind;
 
 std::string text_of(const AttrField& field, const void* object) {
   AttrWriter out(false);
@@ -33,9 +34,9 @@ std::string describe_bytes(DType dtype, const Shape& shape) {
   return fmt::format("{}{}", name(dtype), to_string(shape));
 }
 
-std::string where(const Program& program, const GraphNode& node) {
+std::string where(const ir::Program& program, const ir::GraphNode& node) {
   const std::string row(node.op->name);
-  return node.module == kNoModule
+  return node.module == ir::kNoModule
              ? row
              : fmt::format("{} in {}", row, program.modules[static_cast<std::size_t>(node.module)]);
 }
@@ -53,7 +54,7 @@ class Comparison {
       : first_(first), second_(second), arguments_(arguments) {}
 
   std::string run() {
-    const Program &a = first_.program, &b = second_.program;
+    const ir::Program &a = first_.program, &b = second_.program;
     const std::size_t common = std::min(a.nodes.size(), b.nodes.size());
     for (std::size_t n = 0; n < common; ++n)
       if (std::string text = node_difference(a.nodes[n], b.nodes[n]); !text.empty()) return text;
@@ -69,7 +70,7 @@ class Comparison {
   }
 
  private:
-  std::string node_difference(const GraphNode& a, const GraphNode& b) {
+  std::string node_difference(const ir::GraphNode& a, const ir::GraphNode& b) {
     const std::string at = where(second_.program, b);
     if (a.op != b.op) return fmt::format("{} is called where {} was", at, where(first_.program, a));
     if (std::string text = attrs_difference(a.attrs, b.attrs); !text.empty()) return fmt::format("{}: {}", at, text);
@@ -92,8 +93,8 @@ class Comparison {
   }
 
   std::string updates_difference() {
-    const std::vector<SlotUpdate>&was = first_.program.updates, &is = second_.program.updates;
-    const auto name = [&](const SlotUpdate& update) { return second_.program.slot(update.slot).name; };
+    const std::vector<ir::SlotUpdate>&was = first_.program.updates, &is = second_.program.updates;
+    const auto name = [&](const ir::SlotUpdate& update) { return second_.program.slot(update.slot).name; };
     for (std::size_t i = 0; i < std::min(was.size(), is.size()); ++i) {
       if (slot_of(first_, was[i].slot) != slot_of(second_, is[i].slot) || was[i].gradient != is[i].gradient)
         return fmt::format("the step sets slot \"{}\" where it set \"{}\"", name(is[i]),
@@ -134,7 +135,7 @@ class Comparison {
   /// Where a tensor in an argument lies in this call.
   std::pair<const Storage*, std::int64_t> place_of(const Value& value, const TensorRef& ref) const {
     const Tensor& argument = arguments_[static_cast<std::size_t>(value.source)];
-    return {argument.local().storage().get(), base_bytes(argument) + ref.offset * byte_size(ref.dtype)};
+    return {argument.local().storage().get(), ir::base_bytes(argument) + ref.offset * byte_size(ref.dtype)};
   }
   static const Node* slot_of(const Graph& graph, int slot) {
     return graph.live.slots[static_cast<std::size_t>(slot)].get();
@@ -166,14 +167,15 @@ class Comparison {
 
   const Graph &first_, &second_;
   const std::span<const Tensor> arguments_;
-  std::unordered_map<ValueId, ValueId> temporaries_;  // of the first recording: those of the second
+  std::unordered_map<ir::ValueId, ir::ValueId> temporaries_;  // of the first recording: those of the second
 };
 
 }  // namespace
 
 bool are_held_alike(const Graph& first, const Graph& second) {
-  const std::vector<Binding>&a = first.program.bindings, &b = second.program.bindings;
-  return a.size() != b.size() || std::ranges::equal(a, b, {}, &Binding::held_by_slot_only, &Binding::held_by_slot_only);
+  const std::vector<ir::Binding>&a = first.program.bindings, &b = second.program.bindings;
+  return a.size() != b.size() ||
+         std::ranges::equal(a, b, {}, &ir::Binding::held_by_slot_only, &ir::Binding::held_by_slot_only);
 }
 
 std::string recording_difference(const Graph& first, const Graph& second, std::span<const Tensor> arguments) {

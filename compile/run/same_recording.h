@@ -12,10 +12,10 @@ namespace sherd {
 /// and is 2". Compares rows, attributes, what they read and write, what the step leaves, and the bytes of tensors that
 /// the program made on the host; not the accounts that memory was in. `arguments` are the second call's. Empty:
 /// nothing. Waits for constants on a device.
-std::string recording_difference(const Graph& first, const Graph& second, std::span<const Tensor> arguments);
+std::string recording_difference(const ir::Graph& first, const ir::Graph& second, std::span<const Tensor> arguments);
 
 /// Whether both began with the same gradients held by their slots alone, which are added to in place, and the same held
 /// by somebody else too.
-bool are_held_alike(const Graph& first, const Graph& second);
+bool are_held_alike(const ir::Graph& first, const ir::Graph& second);
 
 }  // namespace sherd

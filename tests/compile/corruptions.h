@@ -9,6 +9,8 @@
 
 namespace sherd::testing {
 
+using namespace ir;
+
 class Dice {
  public:
   explicit Dice(std::uint64_t seed) : engine_(seed) {}

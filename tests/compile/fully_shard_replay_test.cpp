@@ -205,7 +205,7 @@ TEST(FullyShardReplayText, GathersReductionsAndReleasesAreVisible) {
     const std::string text = to_string(step.graph()->program);
     for (const char* part : {"gather_start(", "restores &", "releases &", "reduce_start(", "{unit=blocks.0", "adamw("})
       EXPECT_NE(text.find(part), std::string::npos) << part << " is not in\n" << text;
-    for (const GraphNode& node : step.graph()->program.nodes)
+    for (const ir::GraphNode& node : step.graph()->program.nodes)
       if (node.op->attrs) { EXPECT_TRUE(parse_attrs(*node.op, node.attrs.print()) == node.attrs) << node.op->name; }
   });
 }

@@ -9,6 +9,8 @@
 
 namespace sherd::testing {
 
+using namespace ir;
+
 inline const Shape kSquare{2, 2};
 
 inline TensorRef whole(ValueId value, const Shape& shape = kSquare) {

@@ -72,7 +72,7 @@ TEST(OptimizerReplay, AStepIsThreeRows) {
     }
     ASSERT_EQ(update.mode(), Mode::replay) << update.why();
     std::vector<std::string_view> rows;
-    for (const GraphNode& node : update.graph()->program.nodes) rows.push_back(node.op->name);
+    for (const ir::GraphNode& node : update.graph()->program.nodes) rows.push_back(node.op->name);
     EXPECT_EQ(rows, (std::vector<std::string_view>{"count_step", adam ? "adamw" : "sgd", "full"}));
   }
 }

@@ -13,6 +13,8 @@
 
 namespace sherd::testing {
 
+using namespace ir;
+
 /// What a run leaves, in bits, and what it held at most.
 struct Outcome {
   std::vector<std::vector<std::byte>> results, slots, gradients, arguments;

@@ -122,9 +122,9 @@ TEST(CompiledStep, AnUpdateOfATornUnitThatWasGatheredIsRefused) {
       update(ones({1}));
     }
     ASSERT_EQ(update.mode(), CompiledStep::Mode::replay) << update.why();
-    const Program& program = update.graph()->program;
-    EXPECT_TRUE(std::ranges::any_of(program.bindings, &Binding::kept)) << text(program);
-    EXPECT_TRUE(parse(text(program)) == program) << text(program);
+    const ir::Program& program = update.graph()->program;
+    EXPECT_TRUE(std::ranges::any_of(program.bindings, &ir::Binding::kept)) << text(program);
+    EXPECT_TRUE(ir::parse(text(program)) == program) << text(program);
     net.first.weight.mark_torn("a load was left in the midst");
     pass();
     expect_error([&] { update(ones({1})); }, {"\"first.weight\" is torn", "load a checkpoint"});

@@ -21,6 +21,8 @@
 
 namespace sherd::testing {
 
+using namespace ir;
+
 inline Graph recorded(std::span<const Tensor> arguments, const std::function<std::vector<Tensor>()>& step) {
   Recorder recorder(arguments);
   const std::vector<Tensor> results = step();

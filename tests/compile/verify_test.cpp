@@ -19,6 +19,8 @@
 namespace sherd::testing {
 namespace {
 
+using namespace ir;
+
 Value argument(const Shape& shape) {
   Value value;
   value.kind = ValueKind::argument;

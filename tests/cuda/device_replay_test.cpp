@@ -186,17 +186,17 @@ struct KeptMemory {
   DeviceMesh mesh{make_single_group()};
   InBf16 eager{mesh}, captured{mesh};
   const Tensor x = to(batch_of(4, 6, 0, "x"), kCuda);
-  Graph graph = record();
+  ir::Graph graph = record();
   Interpreter interpreter{graph};
   std::unique_ptr<DeviceReplay> replay;
 
-  Graph record() {
+  ir::Graph record() {
     for (int i = 0; i < 3; ++i) (void)eager.step(x);
     for (int i = 0; i < 2; ++i) (void)captured.step(x);
     Recorder recorder(std::span<const Tensor>(&x, 1));
     const std::vector<Tensor> results{captured.step(x)};
-    Graph recorded = recorder.finish(results);
-    run_passes(recorded.program, standard_passes());
+    ir::Graph recorded = recorder.finish(results);
+    run_passes(recorded.program, ir::standard_passes());
     return recorded;
   }
   void keep(bool on) { nn::units(captured.net).set_keep_unsharded_storage(on); }

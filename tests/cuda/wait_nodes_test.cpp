@@ -31,16 +31,16 @@ bool same_values(const Tensor& a, const Tensor& b) {
   return same_bits(to(a.local(), Device::cpu()), to(b.local(), Device::cpu()));
 }
 
-std::int64_t num_waits(const Program& program) {
-  return std::ranges::count_if(program.nodes, [](const GraphNode& node) { return node.op->traits.waits; });
+std::int64_t num_waits(const ir::Program& program) {
+  return std::ranges::count_if(program.nodes, [](const ir::GraphNode& node) { return node.op->traits.waits; });
 }
 
 // A pass: waits for everything that a node reads, and to write what it writes in place, before each node.
-void wait_before_all(Program& program) {
-  std::vector<GraphNode> nodes;
-  for (GraphNode& node : program.nodes) {
+void wait_before_all(ir::Program& program) {
+  std::vector<ir::GraphNode> nodes;
+  for (ir::GraphNode& node : program.nodes) {
     for (const bool to_write : {false, true}) {
-      GraphNode wait = node_beside(node, op::wait, WaitAttrs{to_write});
+      ir::GraphNode wait = node_beside(node, op::wait, WaitAttrs{to_write});
       const auto num_inputs = to_write ? static_cast<std::size_t>(node.num_mutated) : node.in.size();
       for (std::size_t i = 0; i < num_inputs; ++i)
         if (node.in[i].defined()) wait.in.push_back(node.in[i]);

@@ -174,15 +174,15 @@ TEST(ActivationOffload, HomesOfARecordedStepHaveNoContent) {
   const TempDir dir;
   ActivationTraining training(group, {.captured = true}, dir.path());
   for (int i = 0; i < 3; ++i) training.step(i);
-  const Graph& graph = *training.compiled->graph();
-  const Program program = lower(graph);
+  const ir::Graph& graph = *training.compiled->graph();
+  const ir::Program program = lower(graph);
   std::size_t homes = 0;
-  for (const GraphNode& node : program.nodes)
+  for (const ir::GraphNode& node : program.nodes)
     if (node.op == &op::copy_start && node.attrs.as<OffloadAttrs>().kind == CopyKind::evict) {
       ++homes;
-      const Value& home = program.value(node.in[0].value);
-      ASSERT_EQ(home.kind, ValueKind::constant);
-      EXPECT_EQ(program.constants[static_cast<std::size_t>(home.source)], ConstantContent());
+      const ir::Value& home = program.value(node.in[0].value);
+      ASSERT_EQ(home.kind, ir::ValueKind::constant);
+      EXPECT_EQ(program.constants[static_cast<std::size_t>(home.source)], ir::ConstantContent());
     }
   EXPECT_GT(homes, 10u);
   training.step(3);

@@ -56,9 +56,9 @@ std::string short_name(const std::string& attrs) {
   return {letter, attrs[block + 7]};
 }
 
-std::string signed_events(const Program& program) {
+std::string signed_events(const ir::Program& program) {
   std::string text;
-  for (const GraphNode& node : program.nodes) {
+  for (const ir::GraphNode& node : program.nodes) {
     const bool is_gather = node.op == &op::gather_start;
     if (!is_gather && node.op != &op::reduce_start) continue;
     text += fmt::format("{}{}{}", text.empty() ? "" : " ", is_gather ? "+" : "-", short_name(node.attrs.print()));

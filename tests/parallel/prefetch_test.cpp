@@ -51,9 +51,9 @@ void shard_stack(StemStack& net, const Group& group, std::optional<bool> blocks,
 }
 
 // The order in which the rows of fully_shard were issued: "unshard 1  reduce 2 ...", R for the root.
-std::string unit_events(const Program& program) {
+std::string unit_events(const ir::Program& program) {
   std::string text;
-  for (const GraphNode& node : program.nodes) {
+  for (const ir::GraphNode& node : program.nodes) {
     EXPECT_EQ(node.op, &find_op(node.op->name));
     const bool is_gather = node.op == &op::gather_start, is_reduction = node.op == &op::reduce_start;
     if (!is_gather && !is_reduction) continue;

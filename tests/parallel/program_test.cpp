@@ -72,7 +72,7 @@ TEST(ShardedProgram, ATextIsForARankThatHasItsShards) {
       return {sum(net(x))};
     };
     step();
-    const Graph graph = recorded({}, step);
+    const ir::Graph graph = recorded({}, step);
     const auto rank = static_cast<std::size_t>(group->rank());
     texts[rank] = text(lower(graph));
     group->host().barrier();

@@ -218,7 +218,7 @@ std::vector<std::string> unit_rows(const Group& group, const char* policy) {
   RecomputedTraining training(group, {.captured = true}, nn::recompute_policy(policy));
   for (int i = 0; i < 2; ++i) training.step(i);
   std::vector<std::string> rows;
-  for (const GraphNode& node : training.compiled->graph()->program.nodes)
+  for (const ir::GraphNode& node : training.compiled->graph()->program.nodes)
     if (node.op == &op::gather_start || node.op == &op::reduce_start)
       rows.push_back(fmt::format("{} {}", node.op->name, without_numbers(node.attrs.print())));
   return rows;

@@ -144,7 +144,7 @@ TEST(FullyShard, F48_EventOrderOfTwoDimensions) {
     });
     for (int i = 0; i < 2; ++i) step(rows_of(batch3(4, 3, 0, "x"), root));
     std::string text;
-    for (const GraphNode& node : step.graph()->program.nodes) {
+    for (const ir::GraphNode& node : step.graph()->program.nodes) {
       const std::string_view name = node.op->name;
       if (name != "gather_start" && name != "reduce_start" && name != "all_reduce") continue;
       const std::string attrs = node.attrs.print();

@@ -56,7 +56,7 @@ TEST(FullyShard, ACapturedStepKeepsTheLayoutsOfItsUnits) {
   const std::size_t before = UnitLayout::count_interned();
   run_ranks(2, [](const Group& group) {
     std::optional<CompiledStep> step;
-    Program program;
+    ir::Program program;
     {
       Net net(kTwoBlocks);
       shard(net, DeviceMesh(group));
@@ -73,7 +73,7 @@ TEST(FullyShard, ACapturedStepKeepsTheLayoutsOfItsUnits) {
     }
     step.reset();
     int units = 0;
-    for (const GraphNode& node : program.nodes)
+    for (const ir::GraphNode& node : program.nodes)
       if (node.op == &op::gather_start) units += node.attrs.as<UnitAttrs>().unit->name.empty() ? 0 : 1;
     EXPECT_GT(units, 0);
   });

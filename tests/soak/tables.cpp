@@ -179,10 +179,10 @@ constexpr void (*kFaults[])(Faults&, std::int64_t n) = {
     [](Faults&, std::int64_t n) { zeros({n + 2}).item<float>(); },
     [](Faults&, std::int64_t n) { find_op(fmt::format("op{}", n)); },
     [](Faults&, std::int64_t n) { parse_attrs(find_op("narrow"), fmt::format("dim=0 start=0 length={}x", n)); },
-    [](Faults&, std::int64_t n) { parse(fmt::format("program 1\nmodule m{}\nlayout\n", n)); },
+    [](Faults&, std::int64_t n) { ir::parse(fmt::format("program 1\nmodule m{}\nlayout\n", n)); },
     [](Faults&, std::int64_t n) {
       const std::string text = "{shard_bytes=0 full_bytes=0 pieces=[]";
-      parse(fmt::format("program 1\nunit_layout u{0} {1} name=u{0}}}\nnonsense\n", n, text));
+      ir::parse(fmt::format("program 1\nunit_layout u{0} {1} name=u{0}}}\nnonsense\n", n, text));
     },
     [](Faults&, std::int64_t n) { UnitLayout::intern({.name = fmt::format("u{}", n), .full_bytes = -n - 1}); },
     [](Faults&, std::int64_t n) { nn::strategy(fmt::format("full_shard{}", n)); },

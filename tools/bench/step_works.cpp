@@ -354,7 +354,7 @@ struct PlainLoop {
 // `program --layers N --batch B [--times passes]`: records a training step of mini with clipping and AdamW. A request
 // is a number of calls; each sample is what verify() of the program that runs and its meaning take together, or what
 // run_passes() takes on the recorded one. Answers also say how many operations its nodes are.
-Program recorded_step(const BenchRow& row) {
+ir::Program recorded_step(const BenchRow& row) {
   PlainLoop loop{.model = make_bench_model(row.model()), .clips = true};
   loop.draw();
   const BenchRow::Batch batch = random_batch(row, 0);
@@ -366,11 +366,11 @@ Program recorded_step(const BenchRow& row) {
 }
 
 // Operations of all nodes, by their rows.
-double flops_of(const Program& program) {
+double flops_of(const ir::Program& program) {
   double flops = 0;
-  for (const GraphNode& node : program.nodes) {
+  for (const ir::GraphNode& node : program.nodes) {
     std::vector<TensorMeta> out;
-    for (const TensorRef& ref : node.out)
+    for (const ir::TensorRef& ref : node.out)
       if (ref.defined()) out.emplace_back(ref.shape, ref.dtype);
     flops += op_cost(*node.op, metas_of(program, node), node.attrs, out).flops;
   }
@@ -382,18 +382,18 @@ Ready begin_program(std::span<const std::string_view> args) {
   const BenchRow row = take_row(args, {.name = "mini", .layers = 32, .batch = 2}, {{"times", &times}});
   BenchModel model = row.model();
   model.batch = row.batch;
-  const Program recorded = recorded_step(row);
-  const auto program = std::make_shared<Program>(recorded);
-  run_passes(*program, standard_passes());
+  const ir::Program recorded = recorded_step(row);
+  const auto program = std::make_shared<ir::Program>(recorded);
+  run_passes(*program, ir::standard_passes());
   const double flops = flops_of(*program), formula_flops = model.step_flops();
   return {
       {{"peer", "sherd"}, {"nodes", program->nodes.size()}}, [=](const std::string& request) -> json {
         const std::vector<double> seconds = samples_of(asked(request, "CALLS").numbers[0], [&] {
           if (times == "passes") *program = recorded;
           return seconds_of([&] {
-            if (times == "passes") return run_passes(*program, standard_passes());
+            if (times == "passes") return run_passes(*program, ir::standard_passes());
             verify(*program);
-            const Meanings meanings(*program);
+            const ir::Meanings meanings(*program);
           });
         });
         return {

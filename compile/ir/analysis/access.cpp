@@ -2,7 +2,7 @@
 
 #include <optional>
 
-namespace sherd {
+namespace sherd::ir {
 
 namespace {
 
@@ -86,4 +86,4 @@ Access read_at_end(const Program& program, const ByteRoots& roots, const TensorR
   return access_to(program, roots, ref, AccessKind::input, operand);
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -13,7 +13,7 @@
 #include "compile/ir/analysis/byte_ranges.h"
 #include "compile/ir/program.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 enum class AccessKind : std::uint8_t {
   input,        ///< read
@@ -62,4 +62,4 @@ bool needs_no_data(const Program& program, const GraphNode& node, std::size_t in
 /// A tensor that is looked at when the step has ended.
 Access read_at_end(const Program& program, const ByteRoots& roots, const TensorRef& ref, int operand);
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace sherd {
+namespace sherd::ir {
 
 class ByteRanges {
  public:
@@ -30,4 +30,4 @@ class ByteRanges {
   std::vector<Range> ranges_;
 };
 
-}  // namespace sherd
+}  // namespace sherd::ir

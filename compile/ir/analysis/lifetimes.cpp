@@ -4,7 +4,7 @@
 
 #include "compile/ir/analysis/loans.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 std::vector<int> last_mentions(const Program& program) {
   std::vector<int> last(program.values.size(), -1);
@@ -44,4 +44,4 @@ void compute_lifetimes(Program& program) {
   }
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

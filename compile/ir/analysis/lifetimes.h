@@ -4,7 +4,7 @@
 
 #include "compile/ir/program.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 /// By value: the node that mentions it last, as input, output or scratch; the number of nodes if the step returns it or
 /// leaves it in a slot; -1 if nothing mentions it.
@@ -14,4 +14,4 @@ std::vector<int> last_mentions(const Program& program);
 /// then, the wait, and the number of nodes if there is none.
 std::vector<int> ends_of_lives(const Program& program);
 
-}  // namespace sherd
+}  // namespace sherd::ir

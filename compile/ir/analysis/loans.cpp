@@ -5,7 +5,7 @@
 #include "compile/ir/text/print.h"
 #include "runtime/op/rows/wait_attrs.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 QueueUse queue_of(const GraphNode& node) { return node.op->queue ? node.op->queue(node.attrs) : QueueUse{}; }
 
@@ -150,4 +150,4 @@ void check_waits(const Program& program) {
   }
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

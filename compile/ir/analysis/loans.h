@@ -15,7 +15,7 @@
 
 #include "compile/ir/analysis/access.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 class Loans {
  public:
@@ -76,4 +76,4 @@ std::vector<ValueId> lent_at_end(const Program& program);
 /// not freed before a wait.
 void check_waits(const Program& program);
 
-}  // namespace sherd
+}  // namespace sherd::ir

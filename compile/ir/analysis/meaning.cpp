@@ -6,7 +6,7 @@
 #include "runtime/op/rows/ops.h"
 #include "runtime/tensor/fnv1a.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 namespace {
 
@@ -217,4 +217,4 @@ std::string Meanings::name(const Final& final) const {
          slot(program_.bindings[static_cast<std::size_t>(value.source)].slot, value.kind == ValueKind::gradient);
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

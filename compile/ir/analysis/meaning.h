@@ -18,7 +18,7 @@
 
 #include "compile/ir/analysis/version.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 struct Meaning {
   std::uint64_t a = 0, b = 0;
@@ -85,4 +85,4 @@ inline void check_same_meaning(const Program& before, const Program& after) {
   check_same_meaning(Meanings(before), after);
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -10,7 +10,7 @@
 #include "compile/ir/text/print.h"
 #include "runtime/comm/group/lanes.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 namespace {
 
@@ -159,4 +159,4 @@ void check_numbers(const Program& program) {
   }
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -15,7 +15,7 @@
 
 #include "compile/ir/program.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 inline constexpr std::int32_t kMixed = 1 << 30;
 
@@ -32,4 +32,4 @@ void check_numbers(const Program& program);
 /// node hands nothing to a queue.
 std::string_view lane_of(const GraphNode& node);
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -8,7 +8,7 @@
 #include "compile/ir/analysis/loans.h"
 #include "compile/ir/analysis/numbers.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 Order::Order(const Program& program) : before_(program.nodes.size()), after_(program.nodes.size()) {
   order_bytes(program);
@@ -77,4 +77,4 @@ void move_node(Program& program, std::size_t node, std::size_t to) {
   compute_lifetimes(program);
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -13,7 +13,7 @@
 
 #include "compile/ir/analysis/version.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 class Order {
  public:
@@ -46,4 +46,4 @@ class Order {
 /// Puts a node in another place. Frees follow the new order; whether the move was legal is verify()'s to say.
 void move_node(Program& program, std::size_t node, std::size_t to);
 
-}  // namespace sherd
+}  // namespace sherd::ir

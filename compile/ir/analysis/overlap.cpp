@@ -8,7 +8,7 @@
 
 #include "runtime/tensor/small_vec.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 namespace {
 
@@ -82,4 +82,4 @@ bool repeats_bytes(const TensorRef& ref) {
   return false;
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

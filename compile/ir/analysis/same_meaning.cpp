@@ -6,7 +6,7 @@
 #include "compile/ir/analysis/meaning.h"
 #include "compile/ir/text/print.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 namespace {
 
@@ -137,4 +137,4 @@ void check_same_meaning(const Meanings& was, const Program& after) {
   for (std::size_t i = 0; i < was.finals().size(); ++i) check_final(was, is, i, after);
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

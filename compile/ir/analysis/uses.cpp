@@ -1,6 +1,6 @@
 #include "compile/ir/analysis/uses.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 namespace {
 
@@ -24,4 +24,4 @@ Uses::Uses(const Versions& versions) : first_(versions.all().size() + 1, 0) {
   });
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -6,7 +6,7 @@
 
 #include "compile/ir/analysis/version.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 /// The readers of every version, in execution order. Linear.
 class Uses {
@@ -27,4 +27,4 @@ class Uses {
   std::vector<Reader> readers_;
 };
 
-}  // namespace sherd
+}  // namespace sherd::ir

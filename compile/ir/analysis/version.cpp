@@ -4,7 +4,7 @@
 
 #include <limits>
 
-namespace sherd {
+namespace sherd::ir {
 
 Versions::Versions(const Program& program) : program_(program), roots_(program), segments_(program.values.size()) {
   // A root has no bounds: of arguments that share memory, one may begin before the other.
@@ -101,4 +101,4 @@ std::vector<Part> Versions::final_parts(ValueId root) const {
   return parts;
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -11,7 +11,7 @@
 
 #include "compile/ir/analysis/access.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 using VersionId = std::int32_t;
 inline constexpr VersionId kNoVersion = -1;
@@ -84,4 +84,4 @@ class Versions {
   std::vector<std::vector<Segment>> segments_;  // by root: all of its bytes, ascending
 };
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -16,7 +16,7 @@
 #include "runtime/op/unit/unit_layout.h"
 #include "runtime/tensor/fnv1a.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 namespace {
 
@@ -437,4 +437,4 @@ void check_round_trip(const Program& program) {
         "the text of a captured program does not read back as that program:\n{}", written);
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

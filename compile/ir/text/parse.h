@@ -4,7 +4,7 @@
 
 #include "compile/ir/program.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 /// The program whose text() this is. Names in tables and references are those that the text declares; rows and
 /// kinds of attributes are known to this process. Layouts of units are the text's, interned without
@@ -15,4 +15,4 @@ Program parse(std::string_view text);
 /// Error if the program's text does not read back as the program.
 void check_round_trip(const Program& program);
 
-}  // namespace sherd
+}  // namespace sherd::ir

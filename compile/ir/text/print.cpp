@@ -8,7 +8,7 @@
 #include "runtime/op/attrs/attr_text.h"
 #include "runtime/tensor/fnv1a.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 namespace {
 
@@ -260,4 +260,4 @@ std::string text(const Program& program) { return joined(Printer(program, Form::
 
 std::uint64_t Program::hash() const { return fnv1a(to_string(*this)); }
 
-}  // namespace sherd
+}  // namespace sherd::ir

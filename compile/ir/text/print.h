@@ -22,7 +22,7 @@
 
 #include "compile/ir/program.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 struct PrintOptions {
   /// Leaves out what may differ between ranks that run the same program: sizes of local tensors, offsets in them,
@@ -40,4 +40,4 @@ std::string to_string(const Program& program);
 /// The complete form of a verified program: parse(text(p)) == p, and equal programs have equal texts.
 std::string text(const Program& program);
 
-}  // namespace sherd
+}  // namespace sherd::ir

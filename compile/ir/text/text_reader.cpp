@@ -6,7 +6,7 @@
 
 #include "compile/ir/text/words.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 namespace {
 
@@ -173,4 +173,4 @@ MemoryCategory read_category(TextReader& in) {
   in.fail_at(position, fmt::format("there is no memory category {}", quoted(word)));
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

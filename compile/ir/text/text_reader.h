@@ -7,7 +7,7 @@
 #include "compile/ir/program.h"
 #include "runtime/tensor/error.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 class TextReader {
  public:
@@ -62,4 +62,4 @@ TensorRef read_layout(TextReader& in, ValueId value);
 Device read_device(TextReader& in);
 MemoryCategory read_category(TextReader& in);
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -2,7 +2,7 @@
 
 #include "runtime/op/attrs/attr_text.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 // Whatever attributes are written, their writer asks what each layout is called.
 UnitTable::UnitTable(const Program& program) {
@@ -26,4 +26,4 @@ void UnitTable::add(const UnitLayout& layout) {
   entries_.push_back({std::move(name), &layout});
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

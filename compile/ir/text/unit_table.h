@@ -10,7 +10,7 @@
 #include "compile/ir/program.h"
 #include "runtime/op/unit/unit_layout.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 class UnitTable {
  public:
@@ -35,4 +35,4 @@ class UnitTable {
   std::unordered_set<std::string> taken_;
 };
 
-}  // namespace sherd
+}  // namespace sherd::ir

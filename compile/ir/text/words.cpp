@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sherd {
+namespace sherd::ir {
 
 std::string quoted(std::string_view text) {
   std::string result = "\"";
@@ -18,4 +18,4 @@ std::string plain_or_quoted(std::string_view text) {
   return is_word ? std::string(text) : quoted(text);
 }
 
-}  // namespace sherd
+}  // namespace sherd::ir

@@ -6,7 +6,7 @@
 
 #include "compile/ir/program.h"
 
-namespace sherd {
+namespace sherd::ir {
 
 inline constexpr std::array<std::string_view, 3> kPhaseNames{"forward", "backward", "optimizer"};
 
@@ -34,4 +34,4 @@ std::string quoted(std::string_view text);
 /// A word stands as it is, unless it looks like the gradient of a slot.
 std::string plain_or_quoted(std::string_view text);
 
-}  // namespace sherd
+}  // namespace sherd::ir
