@@ -12,7 +12,7 @@ namespace sherd::cuda {
 
 namespace {
 
-constexpr int kBits = 9, kSortDigits = 1 << kBits;
+constexpr int kSortBits = 9, kSortDigits = 1 << kSortBits;
 constexpr int kSortThreads = 256, kWarps = kSortThreads / kWarp;
 constexpr int kRounds = 8;  // pairs of a lane
 constexpr int kPerWarp = kRounds * kWarp, kPerBlock = kWarps * kPerWarp;
@@ -108,7 +108,7 @@ __global__ void move_kernel(Pairs from, Pairs to, std::uint32_t count, int shift
     const std::uint32_t row = present ? from.rows[i] : 0;
     const std::uint32_t digit = row >> shift & (kSortDigits - 1);
     std::uint32_t equals = ballot(present);  // lanes with this lane's digit
-    for (int bit = 0; bit < kBits; ++bit) {
+    for (int bit = 0; bit < kSortBits; ++bit) {
       const bool set = (digit >> bit & 1) != 0;
       const std::uint32_t lanes = ballot(set);
       equals &= set ? lanes : ~lanes;
@@ -162,7 +162,7 @@ RowSort::RowSort(Context& context, const void* ids, DType dtype, std::int64_t co
   launch(stream, load_pairs, {.blocks = blocks_for(count, 256)}, ids, dtype == DType::i64, n, ids_of_rows, from,
          faults);
   const int bits = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(rows)));
-  for (int shift = 0; count > 0 && shift < bits; shift += kBits) {
+  for (int shift = 0; count > 0 && shift < bits; shift += kSortBits) {
     const Grid grid{.blocks = blocks, .threads = kSortThreads, .shared_bytes = sizeof(DigitCounts)};
     launch(stream, count_kernel, grid, from.rows, n, shift, totals);
     launch(stream, scan_kernel, {.threads = kSortThreads, .shared_bytes = sizeof(ScanScratch)}, totals,
