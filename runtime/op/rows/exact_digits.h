@@ -36,22 +36,29 @@ struct ExactSum {
 template <class Word>
 constexpr ExactSum sum_of_digits(const Word* words) {
   constexpr int kMore = 2;  // digits that carries reach
-  std::uint64_t digits[kExactDigits + kMore] = {}, carry = 0;
-  for (std::size_t i = 0; i < kExactDigits + kMore; ++i) {
-    const std::uint64_t sum = carry + (i < kExactDigits ? static_cast<std::uint64_t>(words[i]) : 0);
-    digits[i] = sum & 0xffffffffU;
+  std::uint64_t carry = 0, below = 0, below_that = 0, number = 0, next = 0;
+  bool has_lower = false, has_more = false;
+  int top = 0;
+  for (int i = 0; i < static_cast<int>(kExactDigits) + kMore; ++i) {
+    const std::uint64_t sum = carry + (i < static_cast<int>(kExactDigits) ? static_cast<std::uint64_t>(words[i]) : 0);
+    const std::uint64_t digit = sum & 0xffffffffU;
+    if (digit != 0) {  // the highest so far, with those below it
+      top = i;
+      number = digit << 32U | below;
+      next = below_that << 32U;
+      has_more = has_lower;
+    }
+    has_lower = has_lower || below_that != 0;
+    below_that = below;
+    below = digit;
     carry = sum >> 32U;
   }
-  int top = static_cast<int>(kExactDigits) + kMore - 1;
-  while (top > 2 && digits[top] == 0) --top;
-  std::uint64_t number = digits[top] << 32U | digits[top - 1], next = digits[top - 2] << 32U;
   int shift = 0;
   for (; number >> 63U == 0 && (number | next) != 0; ++shift) {
     number = number << 1U | next >> 63U;
     next <<= 1U;
   }
-  bool has_more = next != 0;  // bits below decide a tie
-  for (int i = 0; i < top - 2; ++i) has_more = has_more || digits[i] != 0;
+  has_more = has_more || next != 0;  // bits below decide a tie
   return {number | static_cast<std::uint64_t>(has_more), 32 * (top - 1) - 1074 - shift};
 }
 
