@@ -18,7 +18,13 @@ class Pool {
  public:
   template <class... Args>
   static T* make(Args&&... args) {
-    return new (take()) T(static_cast<Args&&>(args)...);
+    void* const block = take();
+    try {
+      return new (block) T(static_cast<Args&&>(args)...);
+    } catch (...) {
+      give(block);
+      throw;
+    }
   }
   static void destroy(T* object) {
     object->~T();
@@ -66,8 +72,7 @@ class Pool {
   // Makes room for the thread's first block. False: the list is full, or closed for good.
   static bool open() {
     if (free_.registered) return false;
-    static thread_local Closer closer;
-    static_cast<void>(closer);
+    [[maybe_unused]] static thread_local Closer closer;
     free_.registered = true;
     free_.room = kKeep;
     return true;
