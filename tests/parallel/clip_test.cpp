@@ -52,6 +52,24 @@ TEST(FullyShard, F98_NormsOfAnyOrderEqualTheReference) {
   for (int ranks : {1, 2, 3, 4}) run_ranks(ranks, expect_norms_of_the_reference);
 }
 
+// Three terms that are lost one by one, in f64, decide which way f32 rounds the sum.
+TEST(ClipNorm, LayoutFreeLosesNothingOnAnyRanks) {
+  struct Terms : nn::Layer<Terms> {
+    nn::Parameter& w = add_parameter("w", {5}, nn::Init::zeros());
+    Tensor forward(const Tensor& x) { return mul(w.value(), x); }
+  };
+  for (const int ranks : {1, 2, 4})
+    run_ranks(ranks, [](const Group& group) {
+      Terms net;
+      nn::fully_shard(net, DeviceMesh(group));
+      net.materialize();
+      const Tensor terms = Tensor::from<float>({0x1p24f, 1, 0x1p-30f, 0x1p-30f, 0x1p-30f}, {5});
+      backward(sum(net(terms)));
+      EXPECT_EQ(nn::grad_norm({&net.w}, 1, nn::NormSum::layout_free).item<float>(), 0x1p24f + 2) << group->size();
+      EXPECT_TRUE(group->size() > 1 || nn::grad_norm({&net.w}, 1).item<float>() == 0x1p24f) << "the order matters";
+    });
+}
+
 TEST(FullyShard, F98_F206_NormsOfAnyOrderWithProcesses) {
   for (int ranks : {2, 4}) run_processes(ranks, expect_norms_of_the_reference);
 }

@@ -1,9 +1,7 @@
 #include "nn/checkpoint/full/state_hash.h"
 
 #include <map>
-#include <set>
 #include <span>
-#include <utility>
 
 #include "nn/checkpoint/full/full_state.h"
 #include "runtime/comm/store/hmac.h"
@@ -47,14 +45,13 @@ std::string hash_state(const std::vector<nn::StateEntry>& state, ProcessGroup& g
 
 std::string hash_save(const CheckpointReader& save) {
   Lines lines;
-  std::set<std::pair<std::string, std::string>> tensors;  // kind, name
-  for (const PieceEntry& piece : save.manifest().pieces) tensors.emplace(piece.kind, piece.name);
   std::vector<std::byte> bytes;
-  for (const auto& [kind, name] : tensors) {
-    const PieceEntry& piece = save.describe(kind, name);
+  for (const PieceEntry& piece : save.manifest().pieces) {
+    const std::string name = stored_name(piece.kind, piece.name);
+    if (lines.contains(name)) continue;  // another piece of it
     bytes.resize(static_cast<std::size_t>(numel(piece.shape) * byte_size(piece.dtype)));
-    save.read_box(kind, name, piece.dtype, piece.shape, whole_box(piece.shape), bytes);
-    add_line(lines, stored_name(kind, name), piece.dtype, piece.shape, bytes);
+    save.read_box(piece.kind, piece.name, piece.dtype, piece.shape, whole_box(piece.shape), bytes);
+    add_line(lines, name, piece.dtype, piece.shape, bytes);
   }
   return hash_of(lines);
 }
