@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "compile/ir/analysis/lifetimes.h"
-#include "compile/ir/analysis/numbers.h"
+#include "compile/ir/rewrite.h"
 
 namespace sherd::ir {
 
@@ -53,35 +53,6 @@ bool may_follow(const Program& program, ValueId old, ValueId next, const std::ve
          });
 }
 
-// Values that follow another in its bytes lose their own number.
-void rename_all(Program& program, const std::vector<ValueId>& holder) {
-  std::vector<ValueId> number(holder.size(), kNoValue);
-  std::vector<Value> values;
-  values.reserve(holder.size());
-  for (std::size_t v = 0; v < holder.size(); ++v) {
-    if (holder[v] != static_cast<ValueId>(v)) continue;
-    number[v] = static_cast<ValueId>(values.size());
-    values.push_back(std::move(program.values[v]));
-    if (values.back().home.defined()) values.back().home.value = number[v];
-  }
-  const auto renamed = [&](ValueId v) {
-    return v == kNoValue ? v : number[static_cast<std::size_t>(holder[static_cast<std::size_t>(v)])];
-  };
-  const auto rename = [&](TensorRef& ref) { ref.value = renamed(ref.value); };
-  for (GraphNode& node : program.nodes) {
-    for (TensorRef& ref : node.in) rename(ref);
-    for (TensorRef& ref : node.out) rename(ref);
-    for (auto* list : {&node.restores, &node.releases})
-      for (ValueId& v : *list) v = renamed(v);
-    node.scratch = renamed(node.scratch);
-  }
-  for (Binding& binding : program.bindings) binding.value = renamed(binding.value);
-  for (GraphResult& result : program.results) rename(result.local);
-  for (SlotUpdate& update : program.updates) rename(update.result.local);
-  for (Value& value : values) value.place = renamed(value.place);
-  program.values = std::move(values);
-}
-
 }  // namespace
 
 void place_eager(Program& program) {
@@ -101,9 +72,8 @@ void place_eager(Program& program) {
     holder[static_cast<std::size_t>(v)] = holder[place];
     latest[place] = v;
   }
-  rename_all(program, holder);
-  compute_lifetimes(program);
-  write_numbers(program);
+  renumber(program, holder);
+  settle(program);
 }
 
 }  // namespace sherd::ir

@@ -6,8 +6,8 @@
 
 #include "compile/ir/analysis/lifetimes.h"
 #include "compile/ir/analysis/loans.h"
-#include "compile/ir/analysis/numbers.h"
 #include "compile/ir/builder.h"
+#include "compile/ir/rewrite.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/rows/wait_attrs.h"
 
@@ -34,8 +34,7 @@ class Placer {
       wait_for_unused(static_cast<int>(i));
     }
     program_.has_waits = true;
-    compute_lifetimes(program_);
-    write_numbers(program_);
+    settle(program_);
   }
 
  private:

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "compile/ir/analysis/loans.h"
-#include "compile/ir/analysis/numbers.h"
+#include "compile/ir/rewrite.h"
 
 namespace sherd::ir {
 
@@ -20,8 +20,7 @@ class Splitter {
     for (std::size_t i = 0; i < program_.nodes.size(); ++i) split(program_.nodes[i], follows[i]);
     for (GraphResult& result : program_.results) rename(result.local);
     for (SlotUpdate& update : program_.updates) rename(update.result.local);
-    compute_lifetimes(program_);
-    write_numbers(program_);
+    settle(program_);
   }
 
  private:

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "compile/ir/analysis/numbers.h"
 #include "compile/ir/builder.h"
+#include "compile/ir/rewrite.h"
 #include "runtime/op/rows/ops.h"
 
 namespace sherd::ir {
@@ -38,8 +38,7 @@ void accumulate_apart(Program& program) {
     }
   }
   program.nodes = std::move(nodes);
-  compute_lifetimes(program);
-  write_numbers(program);
+  settle(program);
 }
 
 void scratch_as_values(Program& program) {
