@@ -252,7 +252,8 @@ std::vector<Tensor> Interpreter::run(std::span<const Tensor> arguments) {
   return results;
 }
 
-void Interpreter::run(std::span<const Tensor> arguments, const std::function<void()>& finish) {
+void Interpreter::run(std::span<const Tensor> arguments, const std::function<void()>& finish,
+                      const std::function<void(std::size_t)>& ran) {
   Running running(*this);
   bool is_changing = false;
   try {
@@ -263,6 +264,7 @@ void Interpreter::run(std::span<const Tensor> arguments, const std::function<voi
         is_changing = true;
       }
       execute(i);
+      if (ran) ran(i);
       if (i == last_change_) is_changing = false;
     }
     finish();

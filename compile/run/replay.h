@@ -22,8 +22,10 @@ class Interpreter {
   /// another tensor. What ops wrote in place by then stays written; if that is some of what the optimizer writes and
   /// not all, its slots are marked torn. Error if a slot is torn already.
   std::vector<Tensor> run(std::span<const Tensor> arguments);
-  /// Runs every node, then `finish` while the values of the step are still present; slots are left alone.
-  void run(std::span<const Tensor> arguments, const std::function<void()>& finish);
+  /// Runs every node, then `finish` while the values of the step are still present; slots are left alone. `ran` is told
+  /// of each node that has run, and what it frees is free.
+  void run(std::span<const Tensor> arguments, const std::function<void()>& finish,
+           const std::function<void(std::size_t node)>& ran = {});
   /// Error if a slot that the optimizer changes is torn.
   void check_whole() const;
   /// Within `finish`: a tensor that the step returns, or leaves in a slot.

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <mutex>
 #include <typeinfo>
+#include <utility>
 
 #include "runtime/comm/group/division.h"
 #include "runtime/comm/group/host_group.h"
@@ -156,9 +157,9 @@ void check_fits_rank(const ProcessGroup& group) {
       group.kind(), group.name(), group.size());
 }
 
-std::shared_ptr<ProcessGroup> make_ghost_group(int rank, int size) {
+std::shared_ptr<ProcessGroup> make_ghost_group(int rank, int size, std::string name) {
   check(size >= 1 && rank >= 0 && rank < size, "rank {} of a ghost group of {} ranks", rank, size);
-  return std::make_shared<GhostGroup>(rank, size, rank, comm::Division{}, "world", std::make_shared<Poison>());
+  return std::make_shared<GhostGroup>(rank, size, rank, comm::Division{}, std::move(name), std::make_shared<Poison>());
 }
 
 }  // namespace sherd

@@ -76,4 +76,11 @@ ProcessGroup& group_named(std::string_view name) {
       name, names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")));
 }
 
+std::vector<std::pair<std::string, std::shared_ptr<ProcessGroup>>> named_groups() {
+  std::vector<std::pair<std::string, std::shared_ptr<ProcessGroup>>> groups;
+  for (const KnownGroup& known : known_groups().list)
+    if (std::shared_ptr<ProcessGroup> group = known.group.lock()) groups.emplace_back(known.name, std::move(group));
+  return groups;
+}
+
 }  // namespace sherd

@@ -5,6 +5,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "runtime/comm/group/process_group.h"
 
@@ -24,5 +26,8 @@ std::string name_of_group(const ProcessGroup& group);
 ProcessGroup& group_named(std::string_view name);
 /// The same; null if there is none.
 ProcessGroup* find_group(std::string_view name);
+
+/// The groups that are known on this rank, by name, in the order in which they were named.
+std::vector<std::pair<std::string, std::shared_ptr<ProcessGroup>>> named_groups();
 
 }  // namespace sherd
