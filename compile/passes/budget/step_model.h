@@ -1,0 +1,104 @@
+#pragma once
+// A program as a budget sees it: what is held from which node to which, and what it costs to let go of it in between.
+// A gap is a stretch between two uses of a value. Over a gap that is open the value is let go after the earlier use and
+// brought back before the later one: a temporary by running its node again, with those inputs that are gone too;
+// gathered parameters by the gather that was recorded.
+//
+//   forward   %1 = norm(%0)   %2 = linear(%1)   %3 = gelu(%2)   ..        gap 0 of %1 is open in a recorded step, whose
+//   backward  .. gelu_backward(%g, %2)   %1' = norm(%0)   linear_weight_grad(%g, %1')     backward runs the norm again
+//
+// Nodes that mean the same are one here, so a recorded step is a choice of gaps like any other: its repeated nodes are
+// the gaps that it has open.
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "compile/ir/program.h"
+
+namespace sherd::ir {
+
+/// By gap: whether it is open.
+using Choice = std::vector<bool>;
+
+class StepModel {
+ public:
+  struct Gap {
+    int held = -1;              ///< what is held: an index of the model's
+    int use = -1;               ///< the use of it that ends the gap
+    int first = -1, last = -1;  ///< the recorded nodes of the two uses
+    std::int64_t bytes = 0;
+    bool is_unit = false;  ///< of gathered parameters: open is a release and the gather after it
+    int kind = 0;          ///< equal for gaps of equal values in equal blocks
+  };
+  /// What a choice costs and holds.
+  struct Load {
+    double seconds = 0;          ///< of all nodes; infinite if something cannot be brought back where it is needed
+    std::int64_t peak = 0;       ///< of temporaries, scratch and gathered parameters
+    double excess = 0;           ///< bytes over the limit that was given, summed over the nodes
+    std::vector<int> at_peak{};  ///< the closed gaps that the peak lies in, if asked for
+  };
+
+  /// `seconds`: by node. The program is as ssa() leaves it, and outlives the model.
+  StepModel(const Program& program, std::vector<double> seconds);
+
+  const std::vector<Gap>& gaps() const { return gaps_; }
+  /// What the program does.
+  const Choice& recorded() const { return recorded_; }
+  int num_kinds() const { return num_kinds_; }
+
+  Load weigh(const Choice& open, std::int64_t limit = std::numeric_limits<std::int64_t>::max(),
+             bool finds_gaps = false) const;
+  /// The program that does as chosen: nodes repeated or left out, numbers and frees of before; see settle().
+  Program apply(const Choice& open) const;
+
+ private:
+  friend class StepWalk;
+  struct Held {
+    std::int64_t bytes = 0;
+    int node = -1, output = -1;  // that makes it
+    std::vector<int> uses{};     // nodes in order; the number of nodes: the end of the step
+    std::vector<int> makers{};   // recorded nodes that make it, the first one too
+    int first_gap = -1;          // of use 1; one for each use after
+    bool can_repeat = false;
+    int writers = 0;  // nodes that write it, those that repeat the first left out
+    MemoryCategory category{};
+  };
+  /// What a node needs besides temporaries.
+  struct Outside {
+    ValueId value;
+    int writes;  // that the node has found
+  };
+  struct Work {
+    double seconds = 0;
+    std::int64_t scratch = 0;
+    std::vector<int> reads, makes;  // held; of outputs -1: no temporary that begins here
+    std::vector<int> donors;        // of reads, whose bytes output 0 may take
+    std::vector<Outside> outside;
+    std::vector<ValueId> writes;  // values that are no temporaries, and are written; units that a gather renews
+    int opens = -1, closes = -1;  // the unit gap that begins with this release, ends with this gather
+    int first = -1;               // the node that does the same; this one if there is none before
+    bool can_repeat = false;
+  };
+
+  void find_temporaries();
+  int twin_before(std::size_t node, std::vector<int>& others) const;
+  void find_work();
+  void find_reads(int node);
+  void find_writes();
+  bool begins_in(int node, ValueId value) const;
+  void find_gaps();
+  void find_unit_gaps();
+  void name_kinds();
+
+  const Program& program_;
+  const std::vector<double> seconds_;
+  std::vector<int> held_of_;  // by value; -1: no temporary
+  std::vector<Held> held_;
+  std::vector<Work> work_;
+  std::vector<Gap> gaps_;
+  Choice recorded_;
+  int num_kinds_ = 0;
+};
+
+}  // namespace sherd::ir

@@ -1,0 +1,302 @@
+// The nodes of a step as a choice of gaps has them, one after the other: what is gone is brought back where it is first
+// needed, and a node whose results are there is left out.
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "compile/ir/rewrite.h"
+#include "compile/passes/budget/step_model.h"
+
+namespace sherd::ir {
+
+namespace {
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+constexpr std::size_t at(int index) { return static_cast<std::size_t>(index); }
+
+}  // namespace
+
+class StepWalk {
+ public:
+  /// One run of a node. Instances are numbered from 0 as they are made.
+  struct Step {
+    int node;
+    int before;                          // the recorded node that it comes before, or is
+    bool repeats;                        // what an earlier one has done
+    std::size_t first_read, first_made;  // in lists of instances
+  };
+  struct Instance {
+    int held;
+    int made;  // step
+    int last;  // step that uses it last
+  };
+
+  StepWalk(const StepModel& model, const Choice& open) : model_(model), open_(open) {
+    states_.resize(model.held_.size());
+    writes_.assign(model.program_.values.size(), 0);
+    used_at_.assign(model.gaps_.size(), {-1, -1});
+    present_.assign(model.program_.values.size(), true);
+    for (std::size_t v = 0; v < present_.size(); ++v) present_[v] = !model.program_.values[v].is_absent;
+  }
+
+  /// False: something cannot be brought back.
+  bool run() {
+    const auto end = static_cast<int>(model_.work_.size());
+    for (int i = 0; i < end && is_possible_; ++i) visit(i);
+    for (std::size_t h = 0; h < states_.size() && is_possible_; ++h) {
+      const StepModel::Held& held = model_.held_[h];
+      if (held.uses.empty() || held.uses.back() != end) continue;
+      ensure(static_cast<int>(h));
+      left_.push_back({static_cast<int>(h), states_[h].instance});
+    }
+    for (const auto& [held, instance] : left_) {
+      instances_[at(instance)].last = static_cast<int>(steps_.size());
+      pass_use(held, end);
+    }
+    return is_possible_;
+  }
+
+  StepModel::Load load(std::int64_t limit, bool finds_gaps) const;
+  Program apply() const;
+
+ private:
+  struct State {
+    int instance = -1;
+    int next_use = 0;
+    bool is_there = false;
+    int writes = 0;  // by nodes after the one that made it
+  };
+
+  int donor_of(const Step& step, int index) const;
+  void find_gaps(int step, std::vector<int>& gaps) const;
+  void rename(TensorRef& ref, const Step& step, const std::vector<ValueId>& value_of) const;
+
+  void visit(int i) {
+    const StepModel::Work& work = model_.work_[at(i)];
+    now_ = i;
+    if (is_left_out(work)) return;
+    if (work.first == i || is_needed(work)) take(i, work.first != i);
+    for (const int held : work.reads) pass_use(held, i);
+    for (const int held : soft_) states_[at(held)].is_there = false;
+    soft_.clear();
+    for (const ValueId v : work.writes) ++writes_[at(v)];
+    const GraphNode& node = model_.program_.nodes[at(i)];
+    for (const ValueId v : node.restores) present_[at(v)] = true;
+    for (const ValueId v : node.releases) present_[at(v)] = false;
+  }
+
+  bool is_left_out(const StepModel::Work& work) const {
+    const auto is_closed = [&](int gap) { return gap >= 0 && !open_[at(gap)]; };
+    return is_closed(work.opens) || is_closed(work.closes);
+  }
+
+  // Of a node that was recorded to repeat an earlier one.
+  bool is_needed(const StepModel::Work& work) const {
+    return std::ranges::any_of(work.makes,
+                               [&](int held) { return held >= 0 && !states_[at(held)].is_there && has_use(held); });
+  }
+  bool has_use(int held) const { return at(states_[at(held)].next_use) < model_.held_[at(held)].uses.size(); }
+
+  // Appends the node. What it makes is there from now on, unless nobody reads it.
+  void take(int i, bool repeats) {
+    const StepModel::Work& work = model_.work_[at(i)];
+    for (const int held : work.reads) {
+      ensure(held);
+      if (!is_possible_) return;
+    }
+    const auto step = static_cast<int>(steps_.size());
+    steps_.push_back({i, now_, repeats, reads_.size(), made_.size()});
+    for (const int held : work.reads) {
+      const int instance = states_[at(held)].instance;
+      instances_[at(instance)].last = step;
+      reads_.push_back(instance);
+    }
+    for (const int held : work.makes) {
+      made_.push_back(held < 0 ? -1 : static_cast<int>(instances_.size()));
+      if (held < 0) continue;
+      instances_.push_back({held, step, step});
+      State& state = states_[at(held)];
+      if (repeats && state.is_there) continue;  // the other is whole
+      state.instance = made_.back();
+      state.is_there = has_use(held);
+    }
+  }
+
+  // Makes the value be there.
+  void ensure(int held) {
+    State& state = states_[at(held)];
+    if (state.is_there) return;
+    const StepModel::Held& what = model_.held_[at(held)];
+    if (!what.can_repeat) {
+      is_possible_ = is_possible_ && state.instance >= 0 && what.writers == 1;  // then it is held for longer
+      return;
+    }
+    if (++depth_ > 1000 || !finds_inputs(what.node)) {
+      is_possible_ = false;
+      return;
+    }
+    take(what.node, true);
+    --depth_;
+    if (!is_possible_) return;
+    if (!has_use(held)) soft_.push_back(held);
+    state.is_there = true;
+  }
+
+  // Whether what is no temporary is there, and is what it was.
+  bool finds_inputs(int node) const {
+    return std::ranges::all_of(model_.work_[at(node)].outside, [&](const StepModel::Outside& outside) {
+      return present_[at(outside.value)] && writes_[at(outside.value)] == outside.writes;
+    });
+  }
+
+  void pass_use(int held, int node) {
+    State& state = states_[at(held)];
+    const StepModel::Held& what = model_.held_[at(held)];
+    if (!has_use(held) || what.uses[at(state.next_use)] != node) return;
+    const auto step = static_cast<int>(steps_.size()) - 1;
+    if (what.first_gap >= 0 && state.next_use > 0) used_at_[at(what.first_gap + state.next_use - 1)].second = step;
+    ++state.next_use;
+    if (!has_use(held)) {
+      state.is_there = false;
+    } else if (what.first_gap >= 0) {
+      const auto gap = at(what.first_gap + state.next_use - 1);
+      used_at_[gap].first = step;
+      if (open_[gap]) state.is_there = false;
+    }
+  }
+
+  const StepModel& model_;
+  const Choice& open_;
+  std::vector<State> states_;  // by held
+  std::vector<int> writes_;    // by value
+  std::vector<bool> present_;  // by value
+  std::vector<int> soft_;      // there for one node, without a recorded use
+  std::vector<Step> steps_;
+  std::vector<Instance> instances_;
+  std::vector<int> reads_, made_;
+  std::vector<std::pair<int, int>> used_at_;  // by gap: the steps of the uses around it
+  std::vector<std::pair<int, int>> left_;     // held and instance, when the step has ended
+  int now_ = 0;                               // the recorded node that is visited
+  bool is_possible_ = true;
+  int depth_ = 0;
+};
+
+// Bytes rise by what a step makes and its scratch, and fall by what it is the last to use. What may write over an input
+// takes its bytes.
+StepModel::Load StepWalk::load(std::int64_t limit, bool finds_gaps) const {
+  StepModel::Load found;
+  std::int64_t now = 0;
+  for (std::size_t v = 0; v < present_.size(); ++v) {
+    const Value& value = model_.program_.values[v];
+    if (value.kind == ValueKind::unit && !value.is_absent) now += value.bytes;
+  }
+  std::vector<std::int64_t> bytes(instances_.size()), freed(steps_.size(), 0);
+  for (std::size_t i = 0; i < instances_.size(); ++i) bytes[i] = model_.held_[at(instances_[i].held)].bytes;
+  int peak_step = -1;
+  std::vector<char> gave(instances_.size(), false);
+  for (std::size_t s = 0; s < steps_.size(); ++s) {
+    const Step& step = steps_[s];
+    const StepModel::Work& work = model_.work_[at(step.node)];
+    const GraphNode& node = model_.program_.nodes[at(step.node)];
+    found.seconds += work.seconds;
+    if (!step.repeats)
+      for (const ValueId v : node.restores) now += model_.program_.value(v).bytes;
+    const int donor = donor_of(step, static_cast<int>(s));
+    for (std::size_t o = 0; o < work.makes.size(); ++o)
+      if (const int made = made_[step.first_made + o]; made >= 0 && (o > 0 || donor < 0)) now += bytes[at(made)];
+    if (donor >= 0) gave[at(donor)] = true;
+    const std::int64_t most = now + work.scratch;
+    if (most > found.peak) {
+      found.peak = most;
+      peak_step = static_cast<int>(s);
+    }
+    if (most > limit) found.excess += static_cast<double>(most - limit);
+    const auto end = [&](int instance) {
+      if (instance >= 0 && instances_[at(instance)].last == static_cast<int>(s) &&
+          !std::exchange(gave[at(instance)], char{1}))
+        now -= bytes[at(instance)];
+    };
+    for (std::size_t r = 0; r < work.reads.size(); ++r) end(reads_[step.first_read + r]);
+    for (std::size_t o = 0; o < work.makes.size(); ++o) end(made_[step.first_made + o]);
+    if (!step.repeats)
+      for (const ValueId v : node.releases) now -= model_.program_.value(v).bytes;
+  }
+  if (finds_gaps) find_gaps(peak_step, found.at_peak);
+  return found;
+}
+
+// The instance whose bytes the step's output takes; -1: none.
+int StepWalk::donor_of(const Step& step, int index) const {
+  const StepModel::Work& work = model_.work_[at(step.node)];
+  for (const int held : work.donors) {
+    const auto r = static_cast<std::size_t>(std::ranges::find(work.reads, held) - work.reads.begin());
+    const int instance = reads_[step.first_read + r];
+    const StepModel::Held &in = model_.held_[at(held)], &out = model_.held_[at(work.makes[0])];
+    if (instances_[at(instance)].last == index && in.bytes == out.bytes && in.category == out.category) return instance;
+  }
+  return -1;
+}
+
+// Closed gaps that a step lies in: what is held there and not used.
+void StepWalk::find_gaps(int step, std::vector<int>& gaps) const {
+  for (const StepModel::Held& held : model_.held_) {
+    if (held.first_gap < 0) continue;
+    for (std::size_t u = 1; u < held.uses.size(); ++u) {
+      const auto gap = at(held.first_gap) + u - 1;
+      if (!open_[gap] && used_at_[gap].first < step && step < used_at_[gap].second)
+        gaps.push_back(static_cast<int>(gap));
+    }
+  }
+}
+
+Program StepWalk::apply() const {
+  Program program = model_.program_;
+  const std::vector<GraphNode> recorded = std::exchange(program.nodes, {});
+  std::vector<ValueId> value_of(instances_.size(), kNoValue);
+  for (const Step& step : steps_) {
+    const StepModel::Work& work = model_.work_[at(step.node)];
+    const bool is_clone = step.repeats && work.first == step.node;
+    GraphNode node = recorded[at(step.node)];
+    for (TensorRef& in : node.in) rename(in, step, value_of);
+    if (is_clone) {
+      node = clone_node(program, node);
+      node.phase = recorded[at(step.before)].phase;
+    }
+    for (std::size_t o = 0; o < node.out.size(); ++o) {
+      if (const int made = made_[step.first_made + o]; made >= 0) value_of[at(made)] = node.out[o].value;
+      else rename(node.out[o], step, value_of);
+    }
+    program.nodes.push_back(std::move(node));
+  }
+  const auto leave = [&](TensorRef& ref) {
+    const int held = ref.defined() ? model_.held_of_[at(ref.value)] : -1;
+    if (held < 0) return;
+    const auto found = std::ranges::find(left_, held, &std::pair<int, int>::first);
+    ref.value = value_of[at(found->second)];
+  };
+  for (GraphResult& result : program.results) leave(result.local);
+  for (SlotUpdate& update : program.updates) leave(update.result.local);
+  return program;
+}
+
+void StepWalk::rename(TensorRef& ref, const Step& step, const std::vector<ValueId>& value_of) const {
+  const int held = ref.defined() ? model_.held_of_[at(ref.value)] : -1;
+  if (held < 0) return;
+  const std::vector<int>& reads = model_.work_[at(step.node)].reads;
+  const auto r = static_cast<std::size_t>(std::ranges::find(reads, held) - reads.begin());
+  ref.value = value_of[at(reads_[step.first_read + r])];
+}
+
+StepModel::Load StepModel::weigh(const Choice& open, std::int64_t limit, bool finds_gaps) const {
+  StepWalk walk(*this, open);
+  if (!walk.run()) return {.seconds = kInfinite, .peak = std::numeric_limits<std::int64_t>::max()};
+  return walk.load(limit, finds_gaps);
+}
+
+Program StepModel::apply(const Choice& open) const {
+  StepWalk walk(*this, open);
+  check(walk.run(), "a value cannot be computed again where it is needed");
+  return walk.apply();
+}
+
+}  // namespace sherd::ir
