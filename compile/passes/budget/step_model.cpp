@@ -18,10 +18,9 @@ namespace {
 std::vector<int> count_writes(const Program& program) {
   std::vector<int> writes(program.values.size(), 0);
   for (const GraphNode& node : program.nodes) {
-    for (const TensorRef& out : node.out) ++writes[static_cast<std::size_t>(out.value)];
+    for (const TensorRef& out : node.out) ++writes[at(out.value)];
     for (int m = 0; m < node.num_mutated; ++m)
-      if (const TensorRef& in = node.in[static_cast<std::size_t>(m)]; in.defined())
-        ++writes[static_cast<std::size_t>(in.value)];
+      if (const TensorRef& in = node.in[at(m)]; in.defined()) ++writes[at(in.value)];
   }
   return writes;
 }
@@ -36,7 +35,7 @@ bool can_repeat(const Program& program, const GraphNode& node, const std::vector
   if (traits.effect || traits.collective || traits.issues || traits.waits || node.accumulate || node.num_mutated > 0)
     return false;
   return std::ranges::all_of(node.out, [&](const TensorRef& out) {
-    return program.value(out.value).kind == ValueKind::temporary && writes[static_cast<std::size_t>(out.value)] == 1 &&
+    return program.value(out.value).kind == ValueKind::temporary && writes[at(out.value)] == 1 &&
            is_whole(program, out);
   });
 }
@@ -85,7 +84,7 @@ int StepModel::twin_before(std::size_t node, std::vector<int>& others) const {
            program_.value(a.value).device == program_.value(b.value).device;
   };
   const auto twin = std::ranges::find_if(others, [&](int other) {
-    return std::ranges::equal(program_.nodes[static_cast<std::size_t>(other)].out, program_.nodes[node].out, is_alike);
+    return std::ranges::equal(program_.nodes[at(other)].out, program_.nodes[node].out, is_alike);
   });
   return twin == others.end() ? -1 : *twin;
 }
@@ -111,28 +110,28 @@ void StepModel::find_temporaries() {
     }
     for (std::size_t o = 0; o < node.out.size(); ++o) {
       const ValueId v = node.out[o].value;
-      int& held = held_of_[static_cast<std::size_t>(v)];
+      int& held = held_of_[at(v)];
       if (program_.value(v).kind != ValueKind::temporary || held >= 0) continue;
       if (work.first != static_cast<int>(i)) {
-        held = held_of_[static_cast<std::size_t>(program_.nodes[static_cast<std::size_t>(work.first)].out[o].value)];
+        held = held_of_[at(program_.nodes[at(work.first)].out[o].value)];
       } else {
         held = static_cast<int>(held_.size());
         held_.push_back({.bytes = program_.value(v).bytes,
                          .node = static_cast<int>(i),
                          .output = static_cast<int>(o),
                          .can_repeat = work.can_repeat,
-                         .writers = writes[static_cast<std::size_t>(v)],
+                         .writers = writes[at(v)],
                          .category = program_.value(v).category});
       }
-      held_[static_cast<std::size_t>(held)].makers.push_back(static_cast<int>(i));
+      held_[at(held)].makers.push_back(static_cast<int>(i));
     }
   }
 }
 
 bool StepModel::begins_in(int node, ValueId value) const {
-  const int held = held_of_[static_cast<std::size_t>(value)];
+  const int held = held_of_[at(value)];
   if (held < 0) return false;
-  const std::vector<int>& makers = held_[static_cast<std::size_t>(held)].makers;
+  const std::vector<int>& makers = held_[at(held)].makers;
   return std::ranges::find(makers, node) != makers.end();
 }
 
@@ -141,8 +140,8 @@ void StepModel::find_work() {
   find_writes();
   for (int i = 0; i < end; ++i) find_reads(i);
   const auto keep = [&](const TensorRef& ref) {
-    const int held = ref.defined() ? held_of_[static_cast<std::size_t>(ref.value)] : -1;
-    if (held >= 0) add_once(held_[static_cast<std::size_t>(held)].uses, end);
+    const int held = ref.defined() ? held_of_[at(ref.value)] : -1;
+    if (held >= 0) add_once(held_[at(held)].uses, end);
   };
   for (const GraphResult& result : program_.results) keep(result.local);
   for (const SlotUpdate& update : program_.updates) keep(update.result.local);
@@ -150,19 +149,19 @@ void StepModel::find_work() {
 
 // Temporaries that a node reads or adds to, and what they may give their bytes to.
 void StepModel::find_reads(int index) {
-  const GraphNode& node = program_.nodes[static_cast<std::size_t>(index)];
-  Work& work = work_[static_cast<std::size_t>(index)];
-  work.seconds = seconds_[static_cast<std::size_t>(index)];
+  const GraphNode& node = program_.nodes[at(index)];
+  Work& work = work_[at(index)];
+  work.seconds = seconds_[at(index)];
   work.scratch = scratch_of(program_, node);
   const auto read = [&](ValueId value) {
-    const int held = held_of_[static_cast<std::size_t>(value)];
+    const int held = held_of_[at(value)];
     add_once(work.reads, held);
-    add_once(held_[static_cast<std::size_t>(held)].uses, index);
+    add_once(held_[at(held)].uses, index);
   };
   for (const TensorRef& in : node.in)
-    if (in.defined() && held_of_[static_cast<std::size_t>(in.value)] >= 0) read(in.value);
+    if (in.defined() && held_of_[at(in.value)] >= 0) read(in.value);
   for (const TensorRef& out : node.out) {
-    const int held = held_of_[static_cast<std::size_t>(out.value)];
+    const int held = held_of_[at(out.value)];
     const bool begins = begins_in(index, out.value);
     work.makes.push_back(begins ? held : -1);
     if (held >= 0 && !begins) read(out.value);
@@ -171,8 +170,7 @@ void StepModel::find_reads(int index) {
   for (const TensorRef& in : node.in) {
     TensorRef same = node.out[0];
     same.value = in.value;
-    if (in.defined() && in == same && held_of_[static_cast<std::size_t>(in.value)] >= 0)
-      add_once(work.donors, held_of_[static_cast<std::size_t>(in.value)]);
+    if (in.defined() && in == same && held_of_[at(in.value)] >= 0) add_once(work.donors, held_of_[at(in.value)]);
   }
 }
 
@@ -183,21 +181,19 @@ void StepModel::find_writes() {
   for (std::size_t i = 0; i < program_.nodes.size(); ++i) {
     const GraphNode& node = program_.nodes[i];
     Work& work = work_[i];
-    const auto is_outside = [&](const TensorRef& ref) {
-      return ref.defined() && held_of_[static_cast<std::size_t>(ref.value)] < 0;
-    };
+    const auto is_outside = [&](const TensorRef& ref) { return ref.defined() && held_of_[at(ref.value)] < 0; };
     for (const TensorRef& in : node.in)
       if (is_outside(in) && std::ranges::find(work.outside, in.value, &Outside::value) == work.outside.end())
-        work.outside.push_back({in.value, writes[static_cast<std::size_t>(in.value)]});
+        work.outside.push_back({in.value, writes[at(in.value)]});
     for (int m = 0; m < node.num_mutated; ++m)
-      if (const TensorRef& in = node.in[static_cast<std::size_t>(m)]; is_outside(in)) work.writes.push_back(in.value);
+      if (const TensorRef& in = node.in[at(m)]; is_outside(in)) work.writes.push_back(in.value);
     for (const TensorRef& out : node.out)
       if (is_outside(out)) work.writes.push_back(out.value);
     for (const ValueId unit : node.restores) {
-      const int shards = node.in[0].defined() ? writes[static_cast<std::size_t>(node.in[0].value)] : 0;
-      if (std::exchange(gathered[static_cast<std::size_t>(unit)], shards) != shards) work.writes.push_back(unit);
+      const int shards = node.in[0].defined() ? writes[at(node.in[0].value)] : 0;
+      if (std::exchange(gathered[at(unit)], shards) != shards) work.writes.push_back(unit);
     }
-    for (const ValueId v : work.writes) ++writes[static_cast<std::size_t>(v)];
+    for (const ValueId v : work.writes) ++writes[at(v)];
   }
 }
 
@@ -212,8 +208,9 @@ void StepModel::find_gaps() {
                        .first = held.uses[u - 1],
                        .last = held.uses[u],
                        .bytes = held.bytes});
-      recorded_.push_back(std::ranges::any_of(
-          held.makers, [&](int maker) { return held.uses[u - 1] < maker && maker < held.uses[u]; }));
+      const bool is_gone =
+          std::ranges::any_of(held.makers, [&](int maker) { return held.uses[u - 1] < maker && maker < held.uses[u]; });
+      recorded_.push_back(is_gone ? Over::gone : Over::held);
     }
   }
 }
@@ -226,7 +223,7 @@ void StepModel::find_unit_gaps() {
     Work& work = work_[i];
     if (node.restores.size() == 1 && node.releases.empty()) {
       const ValueId unit = node.restores[0];
-      const int from = released[static_cast<std::size_t>(unit)];
+      const int from = released[at(unit)];
       if (from >= 0 && std::ranges::find(work.writes, unit) == work.writes.end()) {
         const auto gap = static_cast<int>(gaps_.size());
         gaps_.push_back({.held = static_cast<int>(unit),
@@ -234,15 +231,15 @@ void StepModel::find_unit_gaps() {
                          .last = static_cast<int>(i),
                          .bytes = program_.value(unit).bytes,
                          .is_unit = true});
-        recorded_.push_back(true);
-        work_[static_cast<std::size_t>(from)].opens = gap;
+        recorded_.push_back(Over::gone);
+        work_[at(from)].opens = gap;
         work.closes = gap;
       }
     }
-    for (const ValueId v : node.restores) released[static_cast<std::size_t>(v)] = -1;
+    for (const ValueId v : node.restores) released[at(v)] = -1;
     for (const ValueId v : node.releases) {
       const bool is_alone = node.releases.size() == 1 && node.restores.empty();
-      released[static_cast<std::size_t>(v)] = is_alone ? static_cast<int>(i) : -1;
+      released[at(v)] = is_alone ? static_cast<int>(i) : -1;
     }
   }
 }
@@ -253,12 +250,11 @@ void StepModel::name_kinds() {
     std::string key;
     if (gap.is_unit) {
       const int unit = program_.value(static_cast<ValueId>(gap.held)).source;
-      key = "unit " + without_numbers(program_.units[static_cast<std::size_t>(unit)]);
+      key = "unit " + without_numbers(program_.units[at(unit)]);
     } else {
-      const Held& held = held_[static_cast<std::size_t>(gap.held)];
-      const GraphNode& node = program_.nodes[static_cast<std::size_t>(held.node)];
-      const std::string path =
-          node.module == kNoModule ? "" : without_numbers(program_.modules[static_cast<std::size_t>(node.module)]);
+      const Held& held = held_[at(gap.held)];
+      const GraphNode& node = program_.nodes[at(held.node)];
+      const std::string path = node.module == kNoModule ? "" : without_numbers(program_.modules[at(node.module)]);
       key = fmt::format("{} {} {} {} {} {}", node.op->name, path, held.output, gap.bytes, gap.use, held.uses.size());
     }
     gap.kind = kinds.try_emplace(std::move(key), static_cast<int>(kinds.size())).first->second;

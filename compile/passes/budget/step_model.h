@@ -1,14 +1,12 @@
 #pragma once
 // A program as a budget sees it: what is held from which node to which, and what it costs to let go of it in between.
-// A gap is a stretch between two uses of a value. Over a gap that is open the value is let go after the earlier use and
-// brought back before the later one: a temporary by running its node again, with those inputs that are gone too;
-// gathered parameters by the gather that was recorded.
+// A gap is a stretch between two uses of a value. A value that is gone over a gap is brought back: a temporary by
+// running its node again, with those inputs that are gone too; gathered parameters by the gather that was recorded.
 //
-//   forward   %1 = norm(%0)   %2 = linear(%1)   %3 = gelu(%2)   ..        gap 0 of %1 is open in a recorded step, whose
-//   backward  .. gelu_backward(%g, %2)   %1' = norm(%0)   linear_weight_grad(%g, %1')     backward runs the norm again
+//   forward   %1 = norm(%0)   %2 = linear(%1)   %3 = gelu(%2)   ..        a recorded step lets go of %1 between the
+//   two, backward  .. gelu_backward(%g, %2)   %1' = norm(%0)   linear_weight_grad(%g, %1')   and runs the norm again
 //
-// Nodes that mean the same are one here, so a recorded step is a choice of gaps like any other: its repeated nodes are
-// the gaps that it has open.
+// Nodes that mean the same are one here, so what was recorded is a choice like any other: it repeats what is gone.
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -18,8 +16,18 @@
 
 namespace sherd::ir {
 
-/// By gap: whether it is open.
-using Choice = std::vector<bool>;
+/// What becomes of a value over a gap between two of its uses.
+enum class Over : std::uint8_t {
+  held,  ///< it stays
+  gone,  ///< let go after the earlier use, and back for the later one, or sooner if another value needs it to come back
+  brief,  ///< the same; but what came back for another goes again, and comes back once more for the use
+};
+
+/// By gap.
+using Choice = std::vector<Over>;
+
+/// Indices are of nodes, gaps and what is held; -1 says none.
+constexpr std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
 class StepModel {
  public:
@@ -28,7 +36,7 @@ class StepModel {
     int use = -1;               ///< the use of it that ends the gap
     int first = -1, last = -1;  ///< the recorded nodes of the two uses
     std::int64_t bytes = 0;
-    bool is_unit = false;  ///< of gathered parameters: open is a release and the gather after it
+    bool is_unit = false;  ///< of gathered parameters, from a release to the gather after it
     int kind = 0;          ///< equal for gaps of equal values in equal blocks
   };
   /// What a choice costs and holds.
@@ -36,7 +44,7 @@ class StepModel {
     double seconds = 0;          ///< of all nodes; infinite if something cannot be brought back where it is needed
     std::int64_t peak = 0;       ///< of temporaries, scratch and gathered parameters
     double excess = 0;           ///< bytes over the limit that was given, summed over the nodes
-    std::vector<int> at_peak{};  ///< the closed gaps that the peak lies in, if asked for
+    std::vector<int> at_peak{};  ///< gaps over which something is held at the peak that is not used there, if asked for
   };
 
   /// `seconds`: by node. The program is as ssa() leaves it, and outlives the model.
@@ -47,10 +55,10 @@ class StepModel {
   const Choice& recorded() const { return recorded_; }
   int num_kinds() const { return num_kinds_; }
 
-  Load weigh(const Choice& open, std::int64_t limit = std::numeric_limits<std::int64_t>::max(),
+  Load weigh(const Choice& choice, std::int64_t limit = std::numeric_limits<std::int64_t>::max(),
              bool finds_gaps = false) const;
   /// The program that does as chosen: nodes repeated or left out, numbers and frees of before; see settle().
-  Program apply(const Choice& open) const;
+  Program apply(const Choice& choice) const;
 
  private:
   friend class StepWalk;

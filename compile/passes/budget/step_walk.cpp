@@ -12,7 +12,6 @@ namespace sherd::ir {
 namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
-constexpr std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
 }  // namespace
 
@@ -31,7 +30,7 @@ class StepWalk {
     int last;  // step that uses it last
   };
 
-  StepWalk(const StepModel& model, const Choice& open) : model_(model), open_(open) {
+  StepWalk(const StepModel& model, const Choice& choice) : model_(model), choice_(choice) {
     states_.resize(model.held_.size());
     writes_.assign(model.program_.values.size(), 0);
     used_at_.assign(model.gaps_.size(), {-1, -1});
@@ -77,8 +76,10 @@ class StepWalk {
     if (is_left_out(work)) return;
     if (work.first == i || is_needed(work)) take(i, work.first != i);
     for (const int held : work.reads) pass_use(held, i);
-    for (const int held : soft_) states_[at(held)].is_there = false;
-    soft_.clear();
+    for (const int held : back_)
+      if (!has_use(held) || (is_brief(held) && std::ranges::find(work.makes, held) == work.makes.end()))
+        states_[at(held)].is_there = false;
+    back_.clear();
     for (const ValueId v : work.writes) ++writes_[at(v)];
     const GraphNode& node = model_.program_.nodes[at(i)];
     for (const ValueId v : node.restores) present_[at(v)] = true;
@@ -86,7 +87,7 @@ class StepWalk {
   }
 
   bool is_left_out(const StepModel::Work& work) const {
-    const auto is_closed = [&](int gap) { return gap >= 0 && !open_[at(gap)]; };
+    const auto is_closed = [&](int gap) { return gap >= 0 && choice_[at(gap)] == Over::held; };
     return is_closed(work.opens) || is_closed(work.closes);
   }
 
@@ -94,6 +95,11 @@ class StepWalk {
   bool is_needed(const StepModel::Work& work) const {
     return std::ranges::any_of(work.makes,
                                [&](int held) { return held >= 0 && !states_[at(held)].is_there && has_use(held); });
+  }
+  // Whether a value that is back goes again, now that the node has run for which it came.
+  bool is_brief(int held) const {
+    const int gap = model_.held_[at(held)].first_gap, use = states_[at(held)].next_use;
+    return gap >= 0 && use > 0 && choice_[at(gap + use - 1)] == Over::brief;
   }
   bool has_use(int held) const { return at(states_[at(held)].next_use) < model_.held_[at(held)].uses.size(); }
 
@@ -119,7 +125,14 @@ class StepWalk {
       if (repeats && state.is_there) continue;  // the other is whole
       state.instance = made_.back();
       state.is_there = has_use(held);
+      if (repeats) came_back(held, step);
     }
+  }
+
+  void came_back(int held, int step) {
+    const int gap = model_.held_[at(held)].first_gap, use = states_[at(held)].next_use;
+    if (gap >= 0 && use > 0 && has_use(held)) used_at_[at(gap + use - 1)].first = step;
+    back_.push_back(held);
   }
 
   // Makes the value be there.
@@ -138,8 +151,8 @@ class StepWalk {
     take(what.node, true);
     --depth_;
     if (!is_possible_) return;
-    if (!has_use(held)) soft_.push_back(held);
     state.is_there = true;
+    back_.push_back(held);
   }
 
   // Whether what is no temporary is there, and is what it was.
@@ -161,16 +174,16 @@ class StepWalk {
     } else if (what.first_gap >= 0) {
       const auto gap = at(what.first_gap + state.next_use - 1);
       used_at_[gap].first = step;
-      if (open_[gap]) state.is_there = false;
+      if (choice_[gap] != Over::held) state.is_there = false;
     }
   }
 
   const StepModel& model_;
-  const Choice& open_;
+  const Choice& choice_;
   std::vector<State> states_;  // by held
   std::vector<int> writes_;    // by value
   std::vector<bool> present_;  // by value
-  std::vector<int> soft_;      // there for one node, without a recorded use
+  std::vector<int> back_;      // for the node that is visited
   std::vector<Step> steps_;
   std::vector<Instance> instances_;
   std::vector<int> reads_, made_;
@@ -237,14 +250,13 @@ int StepWalk::donor_of(const Step& step, int index) const {
   return -1;
 }
 
-// Closed gaps that a step lies in: what is held there and not used.
+// Gaps over which something is held at a step that is not used there.
 void StepWalk::find_gaps(int step, std::vector<int>& gaps) const {
   for (const StepModel::Held& held : model_.held_) {
     if (held.first_gap < 0) continue;
     for (std::size_t u = 1; u < held.uses.size(); ++u) {
       const auto gap = at(held.first_gap) + u - 1;
-      if (!open_[gap] && used_at_[gap].first < step && step < used_at_[gap].second)
-        gaps.push_back(static_cast<int>(gap));
+      if (used_at_[gap].first < step && step < used_at_[gap].second) gaps.push_back(static_cast<int>(gap));
     }
   }
 }
@@ -276,6 +288,7 @@ Program StepWalk::apply() const {
   };
   for (GraphResult& result : program.results) leave(result.local);
   for (SlotUpdate& update : program.updates) leave(update.result.local);
+  drop_unmentioned(program);
   return program;
 }
 
@@ -287,14 +300,14 @@ void StepWalk::rename(TensorRef& ref, const Step& step, const std::vector<ValueI
   ref.value = value_of[at(reads_[step.first_read + r])];
 }
 
-StepModel::Load StepModel::weigh(const Choice& open, std::int64_t limit, bool finds_gaps) const {
-  StepWalk walk(*this, open);
+StepModel::Load StepModel::weigh(const Choice& choice, std::int64_t limit, bool finds_gaps) const {
+  StepWalk walk(*this, choice);
   if (!walk.run()) return {.seconds = kInfinite, .peak = std::numeric_limits<std::int64_t>::max()};
   return walk.load(limit, finds_gaps);
 }
 
-Program StepModel::apply(const Choice& open) const {
-  StepWalk walk(*this, open);
+Program StepModel::apply(const Choice& choice) const {
+  StepWalk walk(*this, choice);
   check(walk.run(), "a value cannot be computed again where it is needed");
   return walk.apply();
 }
