@@ -1,6 +1,11 @@
 #include "compile/passes/pass.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "compile/ir/analysis/meaning.h"
+#include "compile/ir/analysis/numbers.h"
+#include "compile/ir/text/print.h"
 #include "compile/ir/verify.h"
 #include "compile/passes/place_eager.h"
 #include "compile/passes/place_waits.h"
@@ -18,35 +23,92 @@ void check_tables(const Program& before, const Program& after) {
         "the program has other modules, layouts, settings, units or constants than it had");
 }
 
+std::vector<const GraphNode*> calls_of(const Program& program) {
+  std::vector<const GraphNode*> calls;
+  for (const GraphNode& node : program.nodes)
+    if (!lane_of(node).empty()) calls.push_back(&node);
+  return calls;
+}
+
+// Ranks meet in their calls, so those of `after` are those of `before` in the same order; a gather may be missing.
+void check_calls(const Program& before, const Program& after) {
+  const std::vector<const GraphNode*> recorded = calls_of(before), calls = calls_of(after);
+  std::size_t next = 0;
+  for (const GraphNode* const call : recorded) {
+    if (next < calls.size() && calls[next]->op == call->op && calls[next]->attrs == call->attrs) ++next;
+    else if (call->restores.empty()) break;
+  }
+  if (next == calls.size()) {
+    const auto missing = std::ranges::count_if(recorded, [](const GraphNode* c) { return c->restores.empty(); }) -
+                         std::ranges::count_if(calls, [](const GraphNode* c) { return c->restores.empty(); });
+    check(missing == 0, "{} collectives are missing, for which other ranks would wait", missing);
+    return;
+  }
+  Error error("a collective comes in another order than it was recorded in, and other ranks would wait");
+  const auto at = static_cast<std::size_t>(calls[next] - after.nodes.data());
+  error.add("node", fmt::format("{}: {}", at, describe_node(after, at)));
+  throw error;
+}
+
+void check_forms(const Pass& pass, Forms has) {
+  const std::pair<Forms, std::string_view> kinds[] = {
+      {form::split, "ssa"}, {form::placed, "place_eager"}, {form::waits, "place_waits"}};
+  for (const auto& [bit, giver] : kinds)
+    check((pass.needs & bit) == 0 || (has & bit) != 0, "the pass needs a program as {} leaves it; put it after that",
+          giver);
+}
+
+// The same for passes that no context concerns.
+Pass alone(std::string name, void (*run)(Program&), Forms gives = 0, Forms ends = 0) {
+  return {std::move(name), [run](Program& program, PassContext&) { run(program); }, 0, gives, ends};
+}
+
 }  // namespace
 
 // Scratch comes last of what makes values: how much a rank needs follows from the sizes of its local tensors, and the
 // numbers of other values must not.
 std::vector<Pass> standard_passes() {
-  return {{"ssa", ssa},
-          {"place_eager", place_eager},
-          {"accumulate_apart", accumulate_apart},
-          {"scratch_as_values", scratch_as_values},
-          {"place_waits", place_waits}};
+  return {alone("ssa", ssa, form::split, form::placed),
+          alone("place_eager", place_eager, form::placed, form::split),
+          alone("accumulate_apart", accumulate_apart),
+          alone("scratch_as_values", scratch_as_values),
+          alone("place_waits", place_waits, form::waits)};
 }
 
-void run_passes(Program& program, std::span<const Pass> passes) {
+Footprint PassContext::outcome(Program program) const {
+  PassContext nothing;
+  for (const Pass& pass : later) pass.run(program, nothing);
+  return footprint(program);
+}
+
+void run_passes(Program& program, std::span<const Pass> passes, PassContext& context) {
   verify(program);
   if (passes.empty()) return;
   const Program recorded = program;
   const Meanings meant(recorded);
-  for (const Pass& pass : passes) {
+  Forms has = program.has_waits ? form::waits : 0;
+  for (std::size_t i = 0; i < passes.size(); ++i) {
+    const Pass& pass = passes[i];
     try {
-      pass.run(program);
+      check_forms(pass, has);
+      context.later = passes.subspan(i + 1);
+      pass.run(program, context);
+      has = static_cast<Forms>((has & ~pass.ends) | pass.gives);
       if (program == recorded) continue;  // is proved
       verify(program);
       check_tables(recorded, program);
       check_same_meaning(meant, program);
+      check_calls(recorded, program);
     } catch (Error& error) {
       error.add("pass", pass.name);
       throw;
     }
   }
+}
+
+void run_passes(Program& program, std::span<const Pass> passes) {
+  PassContext nothing;
+  run_passes(program, passes, nothing);
 }
 
 }  // namespace sherd::ir

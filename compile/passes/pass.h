@@ -2,30 +2,67 @@
 // From the recorded program to the one that runs: a list of passes, each of which is proved when it has run.
 //
 //   recorded -> verify -> ssa -> verify, meaning -> ... -> place_waits -> verify, meaning -> an executor
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "compile/ir/footprint.h"
 #include "compile/ir/program.h"
 
 namespace sherd::ir {
 
+struct PassContext;
+
+/// Properties of a program that passes give it, need, and end, as bits.
+using Forms = std::uint8_t;
+namespace form {
+inline constexpr Forms split = 1;   ///< by ssa: what is written whole is a value of its own
+inline constexpr Forms placed = 2;  ///< by place_eager: what was recorded in one storage is in one
+inline constexpr Forms waits = 4;   ///< by place_waits: waits for queues are nodes
+}  // namespace form
+
 struct Pass {
   std::string name;  ///< for errors
-  /// Leaves a program that verify() accepts, that means what it did, and whose tables of names are as they were.
-  std::function<void(Program&)> run;
+  /// Leaves a program that verify() accepts, that means what it did, whose tables of names are as they were, and whose
+  /// collectives come in the order in which they did; gathers may be fewer.
+  std::function<void(Program&, PassContext&)> run;
+  Forms needs = 0, gives = 0, ends = 0;
+};
+
+/// What passes decide by, and what they say. Without it they leave what was recorded.
+struct PassContext {
+  /// Bytes that the rank may hold at most while the program runs; none: as many as it was recorded to hold.
+  std::optional<std::int64_t> budget{};
+  std::int64_t beside = 0;  ///< of these, what is not the program's
+  /// Of a program as the last pass leaves it; unset: unknown, and nothing is decided by it.
+  std::function<Footprint(const Program&)> footprint{};
+  /// Seconds of each node. Unset: they cost nothing.
+  std::function<std::vector<double>(const Program&)> seconds{};
+  /// By item: whether it is true on all ranks, which call it together and equally often. Unset: this rank decides nothing that the others
+  /// must do too.
+  std::function<std::vector<bool>(const std::vector<bool>&)> on_all{};
+  std::span<const Pass> later{};     ///< the passes that come after this one
+  std::vector<std::string> notes{};  ///< a line of each pass that has decided something
+
+  /// What a program of now will hold, once later passes have run.
+  Footprint outcome(Program program) const;
 };
 
 /// What compile() runs unless it is told otherwise: ssa and place_eager, between which passes that move, merge or
 /// replace nodes have their place; then sums that rows cannot add up, scratch and waits become nodes and values.
-/// Results and memory are those of the recorded run: bit for bit, byte for byte.
+/// Results and memory are those of the recorded run, bit for bit and byte for byte, but for what nobody reads, unless
+/// the context has a budget.
 std::vector<Pass> standard_passes();
 
-/// Runs the passes one after the other. Error naming the pass, and the node where there is one, if the program that it
-/// leaves is not sound (verify.h), does not mean what the recorded one does (meaning.h), or has other tables of names,
-/// by which a rank knows what they stand for. A pass that leaves the recorded program, as it was or again, leaves
-/// nothing to prove. Without passes it is verify(). A failed call leaves the program as the pass left it.
+/// Runs the passes one after the other. Error naming the pass, and the node where there is one, if the program lacks
+/// what the pass needs, or if what it leaves is not sound (verify.h), does not mean what the recorded one does
+/// (meaning.h), calls collectives in another order, or has other tables of names, by which a rank knows what they stand
+/// for. A pass that leaves the recorded program, as it was or again, leaves nothing to prove. Without passes it is
+/// verify(). A failed call leaves the program as the pass left it.
+void run_passes(Program& program, std::span<const Pass> passes, PassContext& context);
 void run_passes(Program& program, std::span<const Pass> passes);
 
 }  // namespace sherd::ir

@@ -30,18 +30,20 @@ Program chain() {
 
 void expect_refused(const Pass& pass, std::initializer_list<std::string_view> parts) {
   Program program = chain();
-  const Pass harmless{"harmless", [](Program&) {}};
+  const Pass harmless{"harmless", [](Program&, PassContext&) {}};
   expect_error([&] { run_passes(program, std::vector{harmless, pass}); }, parts);
 }
 
 TEST(Pass, WhatIsWrongWithAPassIsNamedWithTheNode) {
-  expect_refused({"fuse", [](Program& p) { p.nodes[1].op = &op::sin; }},
+  expect_refused({"fuse", [](Program& p, PassContext&) { p.nodes[1].op = &op::sin; }},
                  {"result 0 differs", "1: %1 f32[2,2] = sin(%0)", "fuse"});
-  expect_refused({"reorder", [](Program& p) { move_node(p, 2, 0); }},
+  expect_refused({"reorder", [](Program& p, PassContext&) { move_node(p, 2, 0); }},
                  {"read before anything was written", "0: %2 f32[2,2] = neg(%1)", "reorder"});
-  expect_refused({"plan", [](Program& p) { p.nodes[2].frees.clear(); }}, {"value 2 is never freed", "plan"});
-  expect_refused({"label", [](Program& p) { p.modules.emplace_back("blocks.0"); }}, {"other modules", "label"});
-  expect_refused({"search", [](Program&) { fail("nothing fits"); }}, {"nothing fits", "search"});
+  expect_refused({"plan", [](Program& p, PassContext&) { p.nodes[2].frees.clear(); }},
+                 {"value 2 is never freed", "plan"});
+  expect_refused({"label", [](Program& p, PassContext&) { p.modules.emplace_back("blocks.0"); }},
+                 {"other modules", "label"});
+  expect_refused({"search", [](Program&, PassContext&) { fail("nothing fits"); }}, {"nothing fits", "search"});
   Program program = chain();
   program.nodes[0].frees = {1};
   expect_error([&] { run_passes(program, {}); }, {"used after it was freed", "1: "});  // the recording itself
@@ -50,7 +52,9 @@ TEST(Pass, WhatIsWrongWithAPassIsNamedWithTheNode) {
 TEST(Pass, RunInTheOrderOfTheList) {
   Program program = chain();
   std::string order;
-  const auto noting = [&](const char* name) { return Pass{name, [&order, name](Program&) { order += name; }}; };
+  const auto noting = [&](const char* name) {
+    return Pass{name, [&order, name](Program&, PassContext&) { order += name; }};
+  };
   run_passes(program, std::vector{noting("a"), noting("b"), noting("c")});
   EXPECT_EQ(order, "abc");
 }
@@ -76,7 +80,7 @@ Program program_with(TinyNet& net, std::vector<Pass> passes) {
 TEST(Pass, AStepReplaysWhatTheListLeaves) {
   TinyNet recorded, standard, apart;
   const Program as_recorded = program_with(recorded, {}), usual = program_with(standard, standard_passes());
-  const Program without_donation = program_with(apart, {{"ssa", ssa}});
+  const Program without_donation = program_with(apart, {{"ssa", [](Program& p, PassContext&) { ssa(p); }}});
   expect_same_state(standard, recorded);
   expect_same_state(apart, recorded);
   EXPECT_FALSE(as_recorded.has_waits);
@@ -112,7 +116,7 @@ TEST(Pass, AStepWhosePassIsWrongIsNotReplayed) {
   TinyNet eager, captured;
   bool is_wrong = true;
   CompileOptions options;
-  options.passes.push_back({"wrong", [&](Program& program) {
+  options.passes.push_back({"wrong", [&](Program& program, ir::PassContext&) {
                               if (is_wrong) move_node(program, program.nodes.size() - 1, 0);
                             }});
   auto step = compile_once([&](const Tensor& x, const Tensor& y) { return captured.train(x, y); }, options);
