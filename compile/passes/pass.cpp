@@ -7,6 +7,7 @@
 #include "compile/ir/analysis/numbers.h"
 #include "compile/ir/text/print.h"
 #include "compile/ir/verify.h"
+#include "compile/passes/budget/budget.h"
 #include "compile/passes/place_eager.h"
 #include "compile/passes/place_waits.h"
 #include "compile/passes/ssa.h"
@@ -69,6 +70,7 @@ Pass alone(std::string name, void (*run)(Program&), Forms gives = 0, Forms ends 
 // numbers of other values must not.
 std::vector<Pass> standard_passes() {
   return {alone("ssa", ssa, form::split, form::placed),
+          {"budget", fit_budget, form::split},
           alone("place_eager", place_eager, form::placed, form::split),
           alone("accumulate_apart", accumulate_apart),
           alone("scratch_as_values", scratch_as_values),

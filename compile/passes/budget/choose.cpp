@@ -22,11 +22,19 @@ struct Move {
 
 class Chooser {
  public:
-  Chooser(const StepModel& model, std::int64_t limit) : model_(model), limit_(limit), choice_(model.recorded()) {}
+  Chooser(const StepModel& model, std::int64_t limit, const Start& start)
+      : model_(model), limit_(limit), start_(start), choice_(start.choice) {}
 
   std::optional<Choice> run() {
     const std::vector<int> few = gaps_that_matter();
-    if (few.size() <= kMostExact) return best_of_all(few);
+    if (few.size() <= kMostExact) {
+      const std::optional<Choice> best = best_of_all(few);
+      if (!best) return best;
+      choice_ = *best;
+      load_ = weigh();
+      hold_again();
+      return choice_;
+    }
     if (!reach()) return std::nullopt;
     hold_again();
     return choice_;
@@ -41,6 +49,7 @@ class Chooser {
     return load;
   }
   bool is_unit(std::size_t gap) const { return model_.gaps()[gap].is_unit; }
+  bool is_fixed(std::size_t gap) const { return start_.is_fixed[gap]; }
 
   // Lets go of one thing after the other until the peak is within the limit. False: nothing takes more off.
   bool reach() {
@@ -59,7 +68,7 @@ class Chooser {
   std::vector<Move> moves_at_peak() const {
     std::map<std::pair<int, Over>, int> first_of_kind;
     for (const int gap : load_.at_peak) {
-      if (choice_[at(gap)] == Over::brief || is_unit(at(gap))) continue;
+      if (choice_[at(gap)] == Over::brief || is_unit(at(gap)) || is_fixed(at(gap))) continue;
       const auto [found, is_new] = first_of_kind.try_emplace({model_.gaps()[at(gap)].kind, choice_[at(gap)]}, gap);
       if (!is_new && model_.gaps()[at(gap)].first < model_.gaps()[at(found->second)].first) found->second = gap;
     }
@@ -73,7 +82,7 @@ class Chooser {
   std::vector<Move> moves_back() const {
     std::vector<Move> moves;
     for (std::size_t g = 0; g < choice_.size(); ++g)
-      if (choice_[g] != model_.recorded()[g]) moves.push_back({static_cast<int>(g), model_.recorded()[g]});
+      if (choice_[g] != start_.choice[g]) moves.push_back({static_cast<int>(g), start_.choice[g]});
     return moves;
   }
 
@@ -96,12 +105,12 @@ class Chooser {
   void hold_again() {
     std::vector<std::pair<double, int>> gone;
     for (std::size_t g = 0; g < choice_.size(); ++g)
-      if (choice_[g] != model_.recorded()[g])
-        gone.emplace_back(weigh({static_cast<int>(g), model_.recorded()[g]}).seconds, static_cast<int>(g));
+      if (choice_[g] != start_.choice[g])
+        gone.emplace_back(weigh({static_cast<int>(g), start_.choice[g]}).seconds, static_cast<int>(g));
     std::ranges::sort(gone);
-    for (const auto& [seconds, gap] : gone) keep_if_it_fits({gap, model_.recorded()[at(gap)]});
+    for (const auto& [seconds, gap] : gone) keep_if_it_fits({gap, start_.choice[at(gap)]});
     for (std::size_t g = 0; g < choice_.size(); ++g)
-      if (is_unit(g) && choice_[g] != Over::held) keep_if_it_fits({static_cast<int>(g), Over::held});
+      if (is_unit(g) && !is_fixed(g) && choice_[g] != Over::held) keep_if_it_fits({static_cast<int>(g), Over::held});
   }
   void keep_if_it_fits(const Move& move) {
     const Load load = weigh(move);
@@ -113,7 +122,7 @@ class Chooser {
   std::vector<int> gaps_that_matter() const {
     std::vector<int> gaps;
     for (std::size_t g = 0; g < model_.gaps().size(); ++g)
-      if (choice_[g] == Over::held) gaps.push_back(static_cast<int>(g));
+      if (choice_[g] == Over::held && !is_fixed(g)) gaps.push_back(static_cast<int>(g));
     return gaps;
   }
 
@@ -133,20 +142,23 @@ class Chooser {
 
   const StepModel& model_;
   const std::int64_t limit_;
+  const Start& start_;
   Choice choice_;
   Load load_;
 };
 
 }  // namespace
 
-std::optional<Choice> choose_gaps(const StepModel& model, std::int64_t limit) { return Chooser(model, limit).run(); }
+std::optional<Choice> choose_gaps(const StepModel& model, std::int64_t limit, const Start& start) {
+  return Chooser(model, limit, start).run();
+}
 
 // Limits fall by a hundredth of what is held until one is not reached.
-Choice least_choice(const StepModel& model) {
-  Choice least = model.recorded();
+Choice least_choice(const StepModel& model, const Start& start) {
+  Choice least = start.choice;
   for (;;) {
     const std::int64_t peak = model.weigh(least).peak;
-    const std::optional<Choice> lower = choose_gaps(model, peak - std::max<std::int64_t>(1, peak / 100));
+    const std::optional<Choice> lower = choose_gaps(model, peak - std::max<std::int64_t>(1, peak / 100), start);
     if (!lower) return least;
     least = *lower;
   }

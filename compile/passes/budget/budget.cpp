@@ -1,0 +1,135 @@
+#include "compile/passes/budget/budget.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "compile/ir/rewrite.h"
+#include "compile/passes/budget/choose.h"
+
+namespace sherd::ir {
+
+namespace {
+
+constexpr int kMostTries = 8;
+
+class Fitter {
+ public:
+  Fitter(Program& program, PassContext& context)
+      : program_(program),
+        context_(context),
+        model_(program, context.seconds ? context.seconds(program) : std::vector<double>(program.nodes.size(), 0.0)),
+        recorded_(footprint_of(model_.recorded())),
+        limit_(context.budget ? *context.budget - context.beside : recorded_.peak),
+        start_{model_.recorded(), std::vector<bool>(model_.gaps().size(), false)} {}
+
+  void run() {
+    if (!context_.on_all) fix_gathers({});
+    Choice choice = choose();
+    if (context_.on_all) {
+      fix_gathers(context_.on_all(gathers_left_out(choice)));
+      choice = choose();
+      if (!context_.on_all({footprint_of(choice).peak <= limit_})[0]) {  // and nobody asks after this
+        fix_gathers({});
+        choice = choose();
+      }
+    }
+    const Footprint outcome = footprint_of(choice);
+    if (outcome.peak > limit_) refuse(choice, outcome);
+    if (choice == model_.recorded()) return;
+    program_ = rewritten(choice);
+    note(choice, outcome);
+  }
+
+ private:
+  Program rewritten(const Choice& choice) const {
+    Program program = model_.apply(choice);
+    settle(program);
+    return program;
+  }
+  Footprint footprint_of(const Choice& choice) const { return context_.outcome(rewritten(choice)); }
+
+  // By gap of a unit: whether this rank would hold what was recorded to be gathered again.
+  std::vector<bool> gathers_left_out(const Choice& choice) const {
+    std::vector<bool> left_out;
+    for (std::size_t g = 0; g < choice.size(); ++g)
+      if (model_.gaps()[g].is_unit) left_out.push_back(choice[g] == Over::held);
+    return left_out;
+  }
+
+  // Those are left out, and no others; without a list none is.
+  void fix_gathers(const std::vector<bool>& left_out) {
+    std::size_t next = 0;
+    for (std::size_t g = 0; g < start_.choice.size(); ++g) {
+      if (!model_.gaps()[g].is_unit) continue;
+      start_.is_fixed[g] = true;
+      start_.choice[g] = !left_out.empty() && left_out[next++] ? Over::held : Over::gone;
+    }
+  }
+
+  // The model knows nothing of what queues hold: its limit follows what a replay would hold. The one with the least
+  // peak if none fits.
+  Choice choose() {
+    std::int64_t limit = limit_ - (recorded_.peak - model_.weigh(model_.recorded()).peak);
+    for (int i = 0; i < kMostTries; ++i) {
+      const std::optional<Choice> choice = choose_gaps(model_, limit, start_);
+      if (!choice) break;
+      const std::int64_t over = footprint_of(*choice).peak - limit_;
+      if (over <= 0) return *choice;
+      limit -= over;
+    }
+    return least_choice(model_, start_);
+  }
+
+  [[noreturn]] void refuse(const Choice& choice, const Footprint& least) const {
+    Error error(fmt::format("a budget of {} is below the least that the step can hold, {}",
+                            format_bytes(limit_ + context_.beside), format_bytes(least.peak + context_.beside)));
+    error.add("held",
+              describe(least.at_peak) +
+                  (context_.beside > 0 ? fmt::format(", and {} beside the step", format_bytes(context_.beside)) : ""));
+    if (least.node >= 0) error.add("at", description(choice, at(least.node)));
+    throw error;
+  }
+
+  // The node of the peak, as it stands in the program that runs.
+  std::string description(const Choice& choice, std::size_t node) const {
+    Program program = rewritten(choice);
+    PassContext nothing;
+    for (const Pass& pass : context_.later) pass.run(program, nothing);
+    const GraphNode& there = program.nodes[node];
+    const std::string module =
+        there.module == kNoModule ? "" : fmt::format(" of {}", program.modules[at(there.module)]);
+    return fmt::format("{}{}, {}", there.op->name, module, name(there.phase));
+  }
+
+  void note(const Choice& choice, const Footprint& outcome) {
+    int repeated = 0, gathered = 0;
+    for (std::size_t g = 0; g < choice.size(); ++g) {
+      if (choice[g] == model_.recorded()[g]) continue;
+      if (model_.gaps()[g].is_unit) ++gathered;
+      else ++repeated;
+    }
+    const double seconds = model_.weigh(choice).seconds - model_.weigh(model_.recorded()).seconds;
+    std::string text = "budget:";
+    if (repeated > 0) text += fmt::format(" {} values computed again,", repeated);
+    if (gathered > 0) text += fmt::format(" {} gathers left out,", gathered);
+    const std::int64_t bytes = outcome.peak - recorded_.peak;
+    text += fmt::format(" {}{}", bytes < 0 ? "-" : "+", format_bytes(std::abs(bytes)));
+    if (context_.seconds) text += fmt::format(", {:+.3g} ms", seconds * 1e3);
+    context_.notes.push_back(std::move(text));
+  }
+
+  Program& program_;
+  PassContext& context_;
+  const StepModel model_;
+  const Footprint recorded_;
+  const std::int64_t limit_;
+  Start start_;
+};
+
+}  // namespace
+
+void fit_budget(Program& program, PassContext& context) {
+  if (context.footprint) Fitter(program, context).run();
+}
+
+}  // namespace sherd::ir
