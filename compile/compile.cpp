@@ -1,12 +1,18 @@
 #include "compile/compile.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include <fmt/ranges.h>
 
 #include "compile/capture/capture.h"
 #include "compile/ir/text/parse.h"
 #include "compile/run/argument_copies.h"
 #include "compile/run/bind.h"
 #include "compile/run/device_replay.h"
+#include "compile/run/fit.h"
+#include "compile/run/footprint.h"
 #include "compile/run/guards.h"
 #include "compile/run/replay.h"
 #include "compile/run/same_program.h"
@@ -45,14 +51,24 @@ void check_scopes() {
 }  // namespace
 
 struct CompiledStep::Entry {
-  Entry(Graph recorded, std::uint64_t predicted)
-      : graph(std::move(recorded)), guards(graph), predictions(predicted), interpreter(graph) {}
-  const Graph graph;
+  Entry(ir::Program raw, Graph passed, std::uint64_t predicted)
+      : recorded(std::move(raw)),
+        graph(std::move(passed)),
+        guards(graph),
+        predictions(predicted),
+        interpreter(std::make_unique<Interpreter>(graph)) {}
+  const Graph& runs() const { return fitted ? *fitted : graph; }
+
+  const ir::Program recorded;  // before passes
+  const Graph graph;           // after them, as it was recorded
   Guards guards;
-  bool is_confirmed = false;        // recorded again, with the same result
-  bool is_second = false;           // in the place of another one, from which it may differ
-  const std::uint64_t predictions;  // num_predictions() when it was recorded
-  Interpreter interpreter;
+  std::unique_ptr<const Graph> fitted;  // what is replayed, if it is another
+  bool is_fitted = false;               // or needs no fitting
+  std::string notes;                    // what passes have done
+  bool is_confirmed = false;            // recorded again, with the same result
+  bool is_second = false;               // in the place of another one, from which it may differ
+  const std::uint64_t predictions;      // num_predictions() when it was recorded
+  std::unique_ptr<Interpreter> interpreter;
   std::unique_ptr<DeviceReplay> device;
   std::string no_device;  // why a step on a device is not replayed by it
   bool is_decided = false;
@@ -66,7 +82,7 @@ CompiledStep::~CompiledStep() = default;
 CompiledStep::CompiledStep(CompiledStep&&) noexcept = default;
 CompiledStep& CompiledStep::operator=(CompiledStep&&) noexcept = default;
 
-const Graph* CompiledStep::graph() const { return entries_.empty() ? nullptr : &entries_.front()->graph; }
+const Graph* CompiledStep::graph() const { return entries_.empty() ? nullptr : &entries_.front()->runs(); }
 
 std::int64_t CompiledStep::num_looks() const { return entries_.empty() ? 0 : entries_.front()->guards.num_looks(); }
 
@@ -75,7 +91,8 @@ std::string CompiledStep::why() const {
     case Mode::none: return "not called yet";
     case Mode::eager: return "ran eagerly: " + reason_;
     case Mode::record: return "recorded: " + reason_;
-    case Mode::replay: return "replayed" + reason_;
+    case Mode::replay:
+      return "replayed" + reason_ + (entries_.front()->notes.empty() ? "" : "; " + entries_.front()->notes);
   }
   fail("unknown mode {}", static_cast<int>(mode_));
 }
@@ -88,6 +105,7 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
   }
   check_scopes();
   forget_before_reset();
+  if (!refusal_.empty()) throw Error(refusal_);
   compare_programs();
   if (mode_ == Mode::none) {
     reason_ =
@@ -101,6 +119,7 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
     reason_ = "another rank has no graph to compare yet";
     return run_eagerly(arguments);
   }
+  fit(*entry, nullptr);
   return replay(*entry, arguments);
 }
 
@@ -113,6 +132,7 @@ void CompiledStep::forget_before_reset() {
   mode_ = Mode::none;
   num_calls_ = 0;
   is_compared_ = knows_group_ = false;
+  refusal_.clear();
 }
 
 // Whether a recording fits may differ between ranks (one's batch may be smaller), so whether to compare must not depend
@@ -120,7 +140,37 @@ void CompiledStep::forget_before_reset() {
 void CompiledStep::compare_programs() {
   if (!std::exchange(knows_group_, true)) group_ = options_.group ? *options_.group : known_world();
   if (!group_ || is_compared_ || ++num_calls_ <= 2) return;
-  is_compared_ = check_same_program(graph() ? &graph()->program : nullptr, *group_);
+  Entry* const own = !entries_.empty() && entries_.front()->is_confirmed ? entries_.front().get() : nullptr;
+  is_compared_ = check_same_program(own ? &own->graph.program : nullptr, *group_);
+  if (!is_compared_) return;
+  try {
+    fit(*own, group_.get());
+  } catch (const Error& error) {
+    refusal_ = error.what();
+    throw;
+  }
+}
+
+// What is left out of a recording that fits, is left out on all ranks; a later one of this rank alone gathers all that
+// it was recorded to gather.
+void CompiledStep::fit(Entry& entry, ProcessGroup* group) {
+  if (std::exchange(entry.is_fitted, true)) return;
+  const bool has_units = std::ranges::any_of(entry.recorded.values,
+                                             [](const ir::Value& value) { return value.kind == ir::ValueKind::unit; });
+  if (!options_.memory_budget.is_set() && !(group && has_units)) return;
+  entry.is_fitted = false;
+  const CategoryBytes before = footprint_of(entry.graph.program).before;
+  const Accounting& account = RankContext::current().allocator(device_of(entry.recorded)).accounting();
+  Fitted fitted = fit_program(
+      entry.recorded, {.budget = options_.memory_budget,
+                       .passes = options_.passes,
+                       .beside = account.total() - std::accumulate(before.begin(), before.end(), std::int64_t{0}),
+                       .group = group});
+  entry.is_fitted = true;
+  entry.notes = fmt::format("{}", fmt::join(fitted.notes, "; "));
+  if (fitted.program == entry.graph.program) return;
+  entry.fitted = std::make_unique<const Graph>(Graph{std::move(fitted.program), entry.graph.live});
+  entry.interpreter = std::make_unique<Interpreter>(*entry.fitted);
 }
 
 std::vector<Tensor> CompiledStep::run_eagerly(std::span<const Tensor> arguments) {
@@ -130,8 +180,10 @@ std::vector<Tensor> CompiledStep::run_eagerly(std::span<const Tensor> arguments)
   return results;
 }
 
-std::optional<Graph> CompiledStep::record_into(std::vector<Tensor>& results, std::span<const Tensor> arguments) {
+std::unique_ptr<CompiledStep::Entry> CompiledStep::record_into(std::vector<Tensor>& results,
+                                                               std::span<const Tensor> arguments) {
   mode_ = Mode::record;
+  const std::uint64_t predictions = num_predictions();
   std::erase_if(slots_of_others_, [](const NodeRef& leaf) { return !static_cast<Leaf*>(leaf.get())->slot; });
   Recorder recorder(arguments, slots_of_others_);
   results = function_(arguments);
@@ -142,22 +194,21 @@ std::optional<Graph> CompiledStep::record_into(std::vector<Tensor>& results, std
     reason_ = fmt::format("the call has shown that the step uses slot \"{}\", which another thread has made",
                           first ? first->name() : "");
     drop_history(results);
-    return std::nullopt;
+    return nullptr;
   }
   Graph graph = recorder.finish(results);
+  ir::Program recorded = graph.program;
   if (checks_programs()) check_round_trip(graph.program);
   run_passes(graph.program, options_.passes);
   if (checks_programs()) check_round_trip(graph);
   drop_history(results);
-  return graph;
+  return std::make_unique<Entry>(std::move(recorded), std::move(graph), predictions);
 }
 
 std::vector<Tensor> CompiledStep::record(std::span<const Tensor> arguments) {
   std::vector<Tensor> results;
-  const std::uint64_t predictions = num_predictions();
-  std::optional<Graph> graph = record_into(results, arguments);
-  if (!graph) return results;
-  auto entry = std::make_unique<Entry>(std::move(*graph), predictions);
+  std::unique_ptr<Entry> entry = record_into(results, arguments);
+  if (!entry) return results;
   entry->is_confirmed = !options_.compare;
   make_room();
   entries_.insert(entries_.begin(), std::move(entry));
@@ -170,18 +221,18 @@ std::vector<Tensor> CompiledStep::record(std::span<const Tensor> arguments) {
 std::vector<Tensor> CompiledStep::record_again(Entry& entry, std::span<const Tensor> arguments) {
   reason_ = "the second time, to compare";
   const ArgumentCopies copies(entry.graph.program, arguments);
-  const std::uint64_t predictions = num_predictions();
   std::vector<Tensor> results;
-  std::optional<Graph> again = record_into(results, copies.arguments());
-  copies.write_back(again ? again->program : entry.graph.program);
+  std::unique_ptr<Entry> again = record_into(results, copies.arguments());
+  copies.write_back(again ? again->graph.program : entry.graph.program);
   const std::string difference =
-      again ? recording_difference(entry.graph, *again, copies.arguments()) : "it uses other slots";
+      again ? recording_difference(entry.graph, again->graph, copies.arguments()) : "it uses other slots";
   if (difference.empty()) {
     entry.is_confirmed = true;
     return results;
   }
   const bool may_differ =
-      !again || (!entry.is_second && (entry.predictions != predictions || !are_held_alike(entry.graph, *again)));
+      !again ||
+      (!entry.is_second && (entry.predictions != again->predictions || !are_held_alike(entry.graph, again->graph)));
   std::erase_if(entries_, [&](const auto& own) { return own.get() == &entry; });
   if (!may_differ)
     fail(
@@ -190,7 +241,7 @@ std::vector<Tensor> CompiledStep::record_again(Entry& entry, std::span<const Ten
         "(CompileOptions{{.compare = false}} records once and does not look)",
         difference);
   if (!again) return results;
-  entries_.insert(entries_.begin(), std::make_unique<Entry>(std::move(*again), predictions));
+  entries_.insert(entries_.begin(), std::move(again));
   entries_.front()->is_second = true;
   return results;
 }
@@ -217,7 +268,7 @@ std::vector<Tensor> CompiledStep::run_replay(Entry& entry, std::span<const Tenso
   if (!entry.device || !entry.device->fits_units()) {
     const std::string obstacle = entry.device ? "gathered parameters are in memory" : entry.no_device;
     reason_ = obstacle.empty() ? "" : ": " + obstacle;
-    return entry.interpreter.run(arguments);
+    return entry.interpreter->run(arguments);
   }
   std::vector<Tensor> results;
   try {
@@ -238,10 +289,10 @@ void CompiledStep::choose_executor(Entry& entry) {
   constexpr int kMaxRecordings = 8;
   if (!options_.device_graphs || entry.is_decided) return;
   if (!entry.device) {
-    const bool uses_device = device_of(entry.graph.program) != Device::cpu();
-    entry.no_device = uses_device ? device_obstacle(entry.graph) : "";
+    const bool uses_device = device_of(entry.runs().program) != Device::cpu();
+    entry.no_device = uses_device ? device_obstacle(entry.runs()) : "";
     entry.is_decided = !uses_device || !entry.no_device.empty();
-    if (!entry.is_decided) entry.device = std::make_unique<DeviceReplay>(entry.graph, entry.interpreter);
+    if (!entry.is_decided) entry.device = std::make_unique<DeviceReplay>(entry.runs(), *entry.interpreter);
   } else if (entry.device->num_recordings() > kMaxRecordings) {
     entry.device.reset();
     entry.no_device = "the tensors of its slots move from call to call";

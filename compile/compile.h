@@ -24,6 +24,7 @@
 #include "compile/ir/graph.h"
 #include "compile/passes/pass.h"
 #include "runtime/comm/group/process_group.h"
+#include "runtime/memory/memory_budget.h"
 
 namespace sherd {
 
@@ -44,6 +45,10 @@ struct CompileOptions {
   bool device_graphs = true;
   /// What is done to a recording before it is replayed, in this order; each is proved when it has run (pass.h).
   std::vector<ir::Pass> passes = ir::standard_passes();
+  /// Bytes that this rank may hold while a replay runs: "1.5GB", or "75%" of what it holds without a budget. What does
+  /// not fit is let go and computed again, bit for bit the same. The calls before the first replay are eager ones and
+  /// hold what those hold. Error at the first replay, on all ranks, where the least that the step can hold is more.
+  MemoryBudget memory_budget{};
 };
 
 /// A step from tensors to tensors. A replay sees the arguments, the tensors in slots, the random step, and the state of
@@ -84,13 +89,15 @@ class CompiledStep {
   /// Records `entry` once more and compares.
   std::vector<Tensor> record_again(Entry& entry, std::span<const Tensor> arguments);
   /// Nothing if the step has met slots of other threads, which the next recording is told of.
-  std::optional<ir::Graph> record_into(std::vector<Tensor>& results, std::span<const Tensor> arguments);
+  std::unique_ptr<Entry> record_into(std::vector<Tensor>& results, std::span<const Tensor> arguments);
   void make_room();
   std::vector<Tensor> replay(Entry& entry, std::span<const Tensor> arguments);
   std::vector<Tensor> run_replay(Entry& entry, std::span<const Tensor> arguments);
   void choose_executor(Entry& entry);
   void forget_before_reset();
   void compare_programs();
+  /// Makes what is replayed fit its bytes. Collective over the group, if one is given.
+  void fit(Entry& entry, ProcessGroup* group);
   /// The recording that fits this call, or null and `reason_`.
   Entry* find(std::span<const Tensor> arguments);
 
@@ -102,6 +109,7 @@ class CompiledStep {
   std::string reason_;
   std::int64_t num_calls_ = 0;  // until graphs are compared
   bool is_compared_ = false, knows_group_ = false;
+  std::string refusal_;                  // of a recording that all ranks have fitted together
   std::shared_ptr<ProcessGroup> group_;  // that it is run in; null: alone
   bool has_said_room_ = false;
   std::uint64_t num_left_ = 0;  // num_left_steps() of the last call

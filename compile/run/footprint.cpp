@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "compile/ir/graph.h"
+#include "compile/run/device_replay.h"
 #include "compile/run/replay.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/ghost_group.h"
@@ -20,12 +21,6 @@ std::vector<std::shared_ptr<ProcessGroup>> ghosts_of_groups() {
   for (const auto& [name, group] : named_groups())
     ghosts.push_back(make_ghost_group(group->rank(), group->size(), name));
   return ghosts;
-}
-
-// Where the step computes.
-Device device_of_step(const Program& program) {
-  const auto made = std::ranges::find(program.values, ValueKind::temporary, &Value::kind);
-  return made == program.values.end() ? Device::cpu() : made->device;
 }
 
 /// A graph whose names stand for ghosts, of the current rank, which is one.
@@ -113,7 +108,7 @@ ir::Footprint footprint_of(const Program& program) {
   const std::vector<std::shared_ptr<ProcessGroup>> groups = ghosts_of_groups();
   const RankScope ghost("", {.ghost = true});
   for (const auto& group : groups) name_group(group);
-  Accounting& account = RankContext::current().allocator(device_of_step(program)).accounting();
+  Accounting& account = RankContext::current().allocator(device_of(program)).accounting();
   const GhostGraph graph(program);
 
   ir::Footprint found{.before = account.current()};

@@ -36,8 +36,8 @@ class Fitter {
     const Footprint outcome = footprint_of(choice);
     if (outcome.peak > limit_) refuse(choice, outcome);
     if (choice == model_.recorded()) return;
-    program_ = rewritten(choice);
     note(choice, outcome);
+    program_ = rewritten(choice);  // which the model is of
   }
 
  private:

@@ -1,0 +1,68 @@
+#include "compile/run/fit.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "compile/run/footprint.h"
+#include "runtime/comm/group/agree.h"
+#include "runtime/exec/purpose.h"
+
+namespace sherd {
+
+namespace {
+
+// By item: whether all ranks say so.
+std::vector<bool> on_all(ProcessGroup& group, const std::vector<bool>& own) {
+  std::string text;
+  for (const bool is_true : own) text += is_true ? '1' : '0';
+  std::vector<bool> all = own;
+  for (const std::string& other : gather_text(group, text)) {
+    check(other.size() == text.size(), "ranks have {} and {} places where they must do alike", text.size(),
+          other.size());
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = all[i] && other[i] == '1';
+  }
+  return all;
+}
+
+std::int64_t recorded_peak(ir::Program program, std::span<const ir::Pass> passes) {
+  run_passes(program, passes);
+  return footprint_of(program).peak;
+}
+
+Fitted fit(ir::Program recorded, const FitOptions& options) {
+  Fitted fitted{.recorded_peak = recorded_peak(recorded, options.passes)};
+  const std::int64_t without = fitted.recorded_peak + options.beside;
+  ir::PassContext context{.beside = options.beside, .footprint = footprint_of, .seconds = options.seconds};
+  if (options.budget.is_set()) {
+    context.budget = options.budget.bytes(without);
+    if (*context.budget >= without) {
+      context.notes.push_back(fmt::format("budget: the step holds {}, no more than the {} that it is given",
+                                          format_bytes(without), format_bytes(*context.budget)));
+      context.budget.reset();
+    }
+  }
+  if (options.group) context.on_all = [&](const std::vector<bool>& own) { return on_all(*options.group, own); };
+  run_passes(recorded, options.passes, context);
+  fitted.program = std::move(recorded);
+  fitted.footprint = footprint_of(fitted.program);
+  fitted.notes = std::move(context.notes);
+  return fitted;
+}
+
+}  // namespace
+
+Fitted fit_program(ir::Program recorded, const FitOptions& options) {
+  if (!options.group || options.group->size() == 1) return fit(std::move(recorded), options);
+  const PurposeScope purpose("compile");
+  Fitted fitted;
+  std::exception_ptr failed;
+  try {
+    fitted = fit(std::move(recorded), options);
+  } catch (const Error&) { failed = std::current_exception(); }
+  together(*options.group, [&] {
+    if (failed) std::rethrow_exception(failed);
+  });
+  return fitted;
+}
+
+}  // namespace sherd

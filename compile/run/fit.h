@@ -1,0 +1,39 @@
+#pragma once
+// From a recorded step to one that fits its bytes: the passes, with what they decide by on this rank.
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compile/passes/pass.h"
+#include "runtime/comm/group/process_group.h"
+#include "runtime/memory/memory_budget.h"
+
+namespace sherd {
+
+struct FitOptions {
+  MemoryBudget budget{};
+  std::span<const ir::Pass> passes{};
+  /// Bytes that the rank holds beside the program while it runs.
+  std::int64_t beside = 0;
+  /// Ranks that fit the same program together, and decide alike what they must; null: this one alone decides nothing
+  /// that others must do too.
+  ProcessGroup* group = nullptr;
+  /// Seconds of each node; unset: they cost nothing.
+  std::function<std::vector<double>(const ir::Program&)> seconds{};
+};
+
+/// A program to run, and what is known of it before it does.
+struct Fitted {
+  ir::Program program{};
+  ir::Footprint footprint{};         ///< of a replay
+  std::int64_t recorded_peak = 0;    ///< what a replay of the recorded program holds, beside excluded
+  std::vector<std::string> notes{};  ///< what passes have done, a line each
+};
+
+/// Runs the passes over a recorded program. Collective over the group: Error of one rank is an Error of all. The
+/// program's groups are to be known here by name.
+Fitted fit_program(ir::Program recorded, const FitOptions& options);
+
+}  // namespace sherd
