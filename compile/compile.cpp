@@ -84,6 +84,20 @@ CompiledStep& CompiledStep::operator=(CompiledStep&&) noexcept = default;
 
 const Graph* CompiledStep::graph() const { return entries_.empty() ? nullptr : &entries_.front()->runs(); }
 
+const ir::Program* CompiledStep::recorded() const { return entries_.empty() ? nullptr : &entries_.front()->recorded; }
+
+void CompiledStep::begin_with(ir::Program recorded) {
+  Graph graph = bind(recorded);
+  run_passes(graph.program, options_.passes);
+  entries_.insert(entries_.begin(), std::make_unique<Entry>(recorded, std::move(graph), num_predictions()));
+  entries_.front()->is_confirmed = true;
+  begun_with_ = std::move(recorded);
+  mode_ = Mode::record;
+  reason_ = "by a ghost of this rank";
+  num_left_ = num_left_steps();
+  num_calls_ = 2;  // the next call compares
+}
+
 std::int64_t CompiledStep::num_looks() const { return entries_.empty() ? 0 : entries_.front()->guards.num_looks(); }
 
 std::string CompiledStep::why() const {
@@ -133,6 +147,7 @@ void CompiledStep::forget_before_reset() {
   num_calls_ = 0;
   is_compared_ = knows_group_ = false;
   refusal_.clear();
+  if (begun_with_) begin_with(*begun_with_);
 }
 
 // Whether a recording fits may differ between ranks (one's batch may be smaller), so whether to compare must not depend

@@ -72,6 +72,13 @@ class CompiledStep {
   /// again.
   std::vector<Tensor> operator()(std::span<const Tensor> arguments);
 
+  /// Begins with a recording of this step that a ghost of this rank has made, so that the first call is a replay: as
+  /// the next ones are, if its guards hold. Before the first call, on all ranks of the group or on none. Errors of
+  /// bind(), for slots, units and settings that are not here.
+  void begin_with(ir::Program recorded);
+  /// The recording that the last call made or used, before passes; null before there is one.
+  const ir::Program* recorded() const;
+
   /// How the last call ran, and why: "recorded: argument 0 is i64[4,16], the graph has i64[8,16]", "replayed by cuda:0
   /// in one call, 812 nodes".
   std::string why() const;
@@ -109,6 +116,7 @@ class CompiledStep {
   std::string reason_;
   std::int64_t num_calls_ = 0;  // until graphs are compared
   bool is_compared_ = false, knows_group_ = false;
+  std::optional<ir::Program> begun_with_;
   std::string refusal_;                  // of a recording that all ranks have fitted together
   std::shared_ptr<ProcessGroup> group_;  // that it is run in; null: alone
   bool has_said_room_ = false;

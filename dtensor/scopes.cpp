@@ -12,6 +12,7 @@ struct RankModes {
 };
 
 HostState<DistributedModes>& modes() { return RankContext::current().state<RankModes>().state; }
+const MadeOnAsking modes_of_rank([] { modes(); });
 
 }  // namespace
 

@@ -29,6 +29,7 @@ struct RankRows {
   std::shared_ptr<Slot> counters;  // made by the first who asks
 };
 RankRows& rank_rows() { return RankContext::current().state<RankRows>(); }
+const MadeOnAsking rows_of_rank([] { rank_rows(); });
 
 class Counters final : public Slot {
  public:

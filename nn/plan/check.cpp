@@ -28,6 +28,11 @@ void check_units(const TrainingPlan& plan) {
         plan.offload.text());
 }
 
+void check_budget(const TrainingPlan& plan) {
+  check(plan.compiled || !plan.memory_budget.is_set(),
+        "memory_budget = {} is of captured steps; set compile, or leave it out", plan.memory_budget.text());
+}
+
 void check_dtypes(const TrainingPlan& plan) {
   for (const auto& [key, dtype] : {std::pair("param_dtype", plan.param_dtype), {"reduce_dtype", plan.reduce_dtype}})
     check(dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16,
@@ -137,6 +142,7 @@ void check_leaves(const TrainingPlan& plan, std::int64_t batch, std::int64_t dat
 void check_plan(const TrainingPlan& plan) {
   check(plan.micro_batches >= 1, "micro_batches must be at least 1, got {}", plan.micro_batches);
   check_dtypes(plan);
+  check_budget(plan);
   check_units(plan);
   check_shards(plan);
   check_reshard(plan);

@@ -8,7 +8,7 @@
 namespace sherd::nn {
 
 using P = TrainingPlan;
-const AttrField TrainingPlan::fields[22] = {attr<&P::mesh>("mesh").optional(),
+const AttrField TrainingPlan::fields[23] = {attr<&P::mesh>("mesh").optional(),
                                             attr<&P::device>("device").optional(),
                                             attr<&P::tensor_parallel>(),
                                             attr<&P::fully_shard>("fully_shard").optional(),
@@ -29,7 +29,8 @@ const AttrField TrainingPlan::fields[22] = {attr<&P::mesh>("mesh").optional(),
                                             attr<&P::micro_batches>("micro_batches").optional(),
                                             attr<&P::numerics>("numerics").optional(),
                                             attr<&P::leaves>("leaves").optional(),
-                                            attr<&P::compiled>("compiled").optional()};
+                                            attr<&P::compiled>("compiled").optional(),
+                                            attr<&P::memory_budget>("memory_budget").optional()};
 
 namespace {
 

@@ -12,6 +12,7 @@
 #include "nn/models/plan_options.h"
 #include "nn/plan/choices.h"
 #include "nn/plan/mesh_axes.h"
+#include "runtime/memory/memory_budget.h"
 #include "runtime/tensor/device.h"
 #include "runtime/tensor/dtype.h"
 
@@ -42,9 +43,10 @@ struct TrainingPlan {
   /// With layout_free, equal parts of a batch, a power of two, in the order in which their gradients are summed as a
   /// balanced tree. Each rank with data of its own has as many, its micro-batches (on_ranks()).
   std::int64_t leaves = 8;
-  bool compiled = false;  ///< updates and evaluations are captured and replayed
+  bool compiled = false;                ///< updates and evaluations are captured and replayed
+  MemoryBudget memory_budget = "none";  ///< of captured updates
 
-  static const AttrField fields[22];
+  static const AttrField fields[23];
 };
 
 /// "mesh=dp=2,tp=2 recompute=full": the fields that differ from those of TrainingPlan{}.

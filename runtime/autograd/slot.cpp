@@ -155,6 +155,7 @@ struct RankGradHooks {
   HostState<GradHooks> state{[](const void*) { return std::string("gradient hooks"); }, this};
 };
 HostState<GradHooks>& grad_hooks() { return RankContext::current().state<RankGradHooks>().state; }
+const MadeOnAsking hooks_of_rank([] { grad_hooks(); });
 
 void note_hooks_read() {
   if (RankContext::current().capture) [[unlikely]]

@@ -90,6 +90,9 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
             "print in the end when memory was at its peak, and the largest tensors that rank 0 held then", invocation);
   table.add("device", text_field(c.plan.device), kDeviceHelp, rounding);
   table.add("compile", &c.plan.compiled, "record one step and replay it; the same bits as without", run);
+  table.add("memory_budget", text_field(c.plan.memory_budget),
+            "compile: the most that a rank holds, as 1.5GB, or 75% of what it does without; the rest is computed again",
+            run);
   table.add("metrics", &c.metrics, "file for one JSON object per step", run);
   table.add("trace", &c.trace, "file for a timeline of a few steps on all ranks, for ui.perfetto.dev", invocation);
   table.add("trace_steps", text_field(c.trace_steps), "the steps in it, FIRST:LAST; empty: five, after ten to settle",

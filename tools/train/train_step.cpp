@@ -10,6 +10,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/rows/ops.h"
 #include "tools/train/exit_status.h"
+#include "tools/train/ghost_recording.h"
 #include "tools/train/model_factory.h"
 
 namespace sherd::train {
@@ -45,10 +46,24 @@ TrainStep::TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::in
   if (const auto scaling = plan.loss_scale.options(nn::has_f16(plan))) scaler_.emplace(*scaling);
   schedule_ = schedule_of(config_);
   if (!plan.compiled) return;
-  const CompileOptions captured{.group = mesh_.group()};
-  compiled_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return run(in); }, captured);
+  CompileOptions captured{.group = mesh_.group()};
   compiled_evaluation_ =
       std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return evaluation(in); }, captured);
+  captured.memory_budget = plan.memory_budget;
+  compiled_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return run(in); }, captured);
+  if (plan.memory_budget.is_set()) begin_captured(data_vocabulary);
+}
+
+// The first update is to fit, so it is recorded before, by a ghost, which has no bytes of what the step makes of values
+// of the host: a step with such constants is recorded by its first updates. State that the first update would make is
+// made now.
+void TrainStep::begin_captured(std::int64_t data_vocabulary) {
+  const ProcessGroup& group = *mesh_.group();
+  ir::Program recorded = recorded_on_ghost(config_, group.rank(), group.size(), data_vocabulary);
+  if (!recorded.constants.empty()) return;
+  optimizer_->state();
+  optimizer_->counts();
+  compiled_->begin_with(std::move(recorded));
 }
 
 // All that a wrong value can show in: the model has no memory yet, and no file and no device is touched.

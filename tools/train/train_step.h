@@ -91,7 +91,9 @@ class TrainStep {
   bool is_captured() const { return compiled_ && compiled_->mode() == CompiledStep::Mode::replay; }
   /// How the last update() ran, and why: "eager", "replayed: ...", as CompiledStep::why().
   std::string how() const { return compiled_ ? compiled_->why() : "eager"; }
-  /// The same of the last evaluate().
+  /// The recording of updates, before passes; null without one.
+  const ir::Program* recorded() const { return compiled_ ? compiled_->recorded() : nullptr; }
+  /// How the last evaluate() ran.
   std::string how_evaluated() const { return compiled_evaluation_ ? compiled_evaluation_->why() : "eager"; }
   /// The learning rate of a step counted from 0.
   double learning_rate(std::int64_t step) const { return schedule_.at(step); }
@@ -102,6 +104,7 @@ class TrainStep {
 
  private:
   void plan(std::int64_t data_vocabulary);
+  void begin_captured(std::int64_t data_vocabulary);
   bool steps_in_backward() const;
   Tensor micro_batches(std::span<const Tensor> in, bool steps_in_backward);
   Tensor loss_of_job(Tensor loss) const;

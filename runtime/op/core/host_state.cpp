@@ -50,8 +50,18 @@ void StateCells::changed(std::size_t field) const {
     if (const auto cell = setting(field)) context->capture->setting_changed(cell);
 }
 
+namespace {
+std::vector<void (*)()>& made_on_asking() {
+  static std::vector<void (*)()> list;
+  return list;
+}
+}  // namespace
+
+MadeOnAsking::MadeOnAsking(void (*make)()) { made_on_asking().push_back(make); }
+
 std::shared_ptr<const StepSetting> setting_called(std::string_view name) {
   if (auto known = find_setting(name)) return known;
+  for (void (*const make)() : made_on_asking()) make();
   for (const StateCells* cells : Registered<StateCells>::living())
     for (std::size_t field = 0; field < cells->kind().fields.size(); ++field)
       if (cells->name_of(field) == name) return cells->setting(field);

@@ -118,6 +118,13 @@ struct Changes {
   static constexpr AttrField fields[] = {attr<&Changes::count>("changes")};
 };
 
+/// Says, at namespace scope, how state is made that each rank has one of and that is there once somebody has asked for
+/// it, so that a field of it is found by name on a rank where nobody has.
+class MadeOnAsking {
+ public:
+  explicit MadeOnAsking(void (*make)());
+};
+
 /// This rank's setting of that name, made if nobody has read it yet; null if nothing has such a field.
 std::shared_ptr<const StepSetting> setting_called(std::string_view name);
 

@@ -1,0 +1,194 @@
+// A step fits the bytes it is given: bits as recorded, bytes as predicted, seconds near the least.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "compile/compile.h"
+#include "compile/passes/budget/choose.h"
+#include "compile/passes/ssa.h"
+#include "compile/run/fit.h"
+#include "compile/run/footprint.h"
+#include "runtime/op/rows/ops.h"
+#include "tests/compile/corruptions.h"
+#include "tests/compile/hand_made.h"
+#include "tests/compile/recorded_step.h"
+#include "tests/compile/training_step.h"
+#include "tests/support/expect_error.h"
+
+namespace sherd::testing {
+namespace {
+
+std::int64_t sum(const CategoryBytes& bytes) { return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}); }
+
+CategoryBytes beside(const RecordedStep& step) {
+  CategoryBytes held = RankContext::current().allocator().accounting().current();
+  const CategoryBytes before = footprint_of(step.complete()).before;
+  for (std::size_t c = 0; c < held.size(); ++c) held[c] -= before[c];
+  return held;
+}
+
+// The least budget that a refusal names, or none.
+std::string refusal(const RecordedStep& step, const FitOptions& options, Fitted& fitted) {
+  try {
+    fitted = fit_program(step.recorded(), options);
+  } catch (const Error& error) { return error.what(); }
+  return "";
+}
+
+TEST(Budget, HoldsWhatItIsGivenToThePredictedByteAndLeavesTheSameBits) {
+  const std::vector<Pass> passes = standard_passes();
+  int fitted_below = 0;
+  for_each_step([&](const StepCase& c, const RecordedStep& step) {
+    const CategoryBytes others = beside(step);
+    const std::int64_t recorded = footprint_of(step.complete()).peak + sum(others);
+    const Outcome expected = step.run(step.recorded());
+    for (const int percent : {95, 90, 75, 60}) {
+      Fitted fitted;
+      const std::string refused = refusal(
+          step,
+          {.budget = fmt::format("{}%", percent), .passes = passes, .beside = sum(others), .group = &step.group()},
+          fitted);
+      if (!refused.empty()) {
+        EXPECT_NE(refused.find("below the least that the step can hold"), std::string::npos) << refused;
+        continue;
+      }
+      SCOPED_TRACE(fmt::format("{}%: {}", percent, fmt::join(fitted.notes, "; ")));
+      const Outcome outcome = step.run(fitted.program);
+      EXPECT_TRUE(outcome.same_bits_as(expected));
+      EXPECT_LE(outcome.peak, recorded * percent / 100);
+      CategoryBytes predicted = fitted.footprint.most;
+      for (std::size_t i = 0; i < predicted.size(); ++i) predicted[i] += others[i];
+      EXPECT_EQ(describe(predicted), describe(outcome.peaks));
+      EXPECT_EQ(predicted, outcome.peaks);
+      EXPECT_EQ(fitted.footprint.peak + sum(others), outcome.peak);
+      if (c.ranks == 1) ++fitted_below;
+    }
+  });
+  EXPECT_GE(fitted_below, 6) << "budgets that three steps of one rank reach";
+}
+
+TEST(Budget, WithoutOneNothingIsHeldLongerThanItCosts) {
+  const std::vector<Pass> passes = standard_passes();
+  for_each_step([&](const StepCase&, const RecordedStep& step) {
+    const Fitted fitted = fit_program(step.recorded(), {.passes = passes, .group = &step.group()});
+    EXPECT_LE(fitted.footprint.peak, fitted.recorded_peak);
+    EXPECT_TRUE(step.run(fitted.program).same_bits_as(step.run(step.recorded())));
+  });
+}
+
+TEST(Budget, BelowTheLeastNamesItWhatHoldsItAndWhere) {
+  const std::vector<Pass> passes = standard_passes();
+  for_each_step([&](const StepCase&, const RecordedStep& step) {
+    expect_error([&] { fit_program(step.recorded(), {.budget = "1%", .passes = passes, .group = &step.group()}); },
+                 {"a budget of ", "below the least that the step can hold", "held", "at"});
+  });
+}
+
+TEST(Budget, AboveWhatTheStepHoldsIsSaid) {
+  const std::vector<Pass> passes = standard_passes();
+  for_each_step([&](const StepCase& c, const RecordedStep& step) {
+    if (c.ranks > 1) return;
+    const Fitted fitted = fit_program(step.recorded(), {.budget = "10GB", .passes = passes});
+    ASSERT_EQ(fitted.notes.size(), 1u);
+    EXPECT_NE(fitted.notes[0].find("no more than the 10 GB that it is given"), std::string::npos) << fitted.notes[0];
+    EXPECT_TRUE(fitted.program == step.complete());
+  });
+}
+
+TEST(MemoryBudget, IsBytesOrAPart) {
+  EXPECT_EQ(MemoryBudget("1.5GB").bytes(0), 1'500'000'000);
+  EXPECT_EQ(MemoryBudget("75%").bytes(1000), 750);
+  EXPECT_FALSE(MemoryBudget("none").is_set());
+  for (const char* text : {"1.5GB", "75%", "none", "62.5%"})
+    EXPECT_EQ(MemoryBudget(MemoryBudget(text).text()), MemoryBudget(text));
+  for (const char* text : {"0", "0%", "200%", "nan%", "-5%", "", "%", "many", "inf%", "1.5"})
+    expect_error([&] { (void)MemoryBudget(text); }, {"a memory budget of", text});
+}
+
+// ---- against the best of all choices ----
+
+ValueId add_value(Program& program, ValueKind kind, const Shape& shape) {
+  const auto id = static_cast<ValueId>(program.values.size());
+  Value& value = program.values.emplace_back();
+  value.kind = kind;
+  value.bytes = numel(shape) * 4;
+  value.home = whole(id, shape);
+  if (kind != ValueKind::argument) return id;
+  value.source = static_cast<int>(program.arguments.size());
+  program.arguments.emplace_back();
+  return id;
+}
+
+// A chain of products of drawn widths, some of which read an earlier one too; then each is read once more, backwards.
+Program drawn_step(Dice& dice, int length) {
+  Program program;
+  constexpr std::int64_t kRows = 8;
+  std::vector<TensorRef> made{whole(add_value(program, ValueKind::argument, {kRows, 4}), {kRows, 4})};
+  std::vector<TensorRef> results;
+  std::vector<std::pair<TensorRef, TensorRef>> products;
+  for (int i = 0; i < length; ++i) {
+    const TensorRef& in = made[made.size() - 1 - dice.below(std::min<std::size_t>(made.size(), 2))];
+    const auto width = static_cast<std::int64_t>(1 + dice.below(40));
+    const Shape weight{in.shape[1], width};
+    const TensorRef w = whole(add_value(program, ValueKind::argument, weight), weight);
+    const TensorRef out = whole(add_value(program, ValueKind::temporary, {kRows, width}), {kRows, width});
+    add(program, op::matmul, {in, w}, {out});
+    made.push_back(out);
+  }
+  for (std::size_t i = made.size() - 1; i > 0; --i) {
+    const Shape weight{made[i].shape[1], 1};
+    const TensorRef w = whole(add_value(program, ValueKind::argument, weight), weight);
+    const TensorRef out = whole(add_value(program, ValueKind::temporary, {kRows, 1}), {kRows, 1});
+    add(program, op::matmul, {made[i], w}, {out});
+    results.push_back(out);
+  }
+  for (const TensorRef& result : results) program.results.push_back({.local = result, .shape = result.shape});
+  compute_lifetimes(program);
+  write_numbers(program);
+  return program;
+}
+
+double best_seconds(const StepModel& model, std::int64_t limit) {
+  double best = std::numeric_limits<double>::infinity();
+  const std::size_t gaps = model.gaps().size();
+  for (std::size_t set = 0; set < std::size_t{1} << gaps; ++set) {
+    Choice choice(gaps, Over::held);
+    for (std::size_t g = 0; g < gaps; ++g)
+      if (set >> g & 1) choice[g] = Over::gone;
+    const StepModel::Load load = model.weigh(choice);
+    if (load.peak <= limit) best = std::min(best, load.seconds);
+  }
+  return best;
+}
+
+TEST(Budget, ComesNearTheBestChoiceOfFiftyDrawnSteps) {
+  constexpr std::uint64_t kSeed = 20261130;
+  Dice dice(kSeed);
+  double worst = 1;
+  for (int drawn = 0; drawn < 50; ++drawn) {
+    const Program program = drawn_step(dice, 14);
+    std::vector<double> seconds;
+    for (std::size_t i = 0; i < program.nodes.size(); ++i)
+      seconds.push_back(1e-3 * static_cast<double>(1 + dice.below(100)));
+    const StepModel model(program, seconds);
+    const Start start{model.recorded(), std::vector<bool>(model.gaps().size(), false)};
+    const StepModel::Load recorded = model.weigh(model.recorded());
+    const std::int64_t least = model.weigh(least_choice(model, start)).peak;
+    const std::int64_t limit =
+        least + static_cast<std::int64_t>(dice.below(static_cast<std::size_t>(recorded.peak - least + 1)));
+    const std::optional<Choice> choice = choose_gaps(model, limit, start);
+    ASSERT_TRUE(choice) << "seed " << kSeed << ", step " << drawn;
+    const double best = best_seconds(model, limit);
+    const StepModel::Load load = model.weigh(*choice);
+    EXPECT_LE(load.peak, limit);
+    worst = std::max(worst, load.seconds / best);
+    EXPECT_LE(load.seconds, 1.03 * best) << "seed " << kSeed << ", step " << drawn << ", " << model.gaps().size()
+                                         << " gaps";
+  }
+  fmt::print("the worst of 50 takes {:.3f} times the least seconds\n", worst);
+}
+
+}  // namespace
+}  // namespace sherd::testing
