@@ -33,11 +33,13 @@ const Op& row_of(Kind kind) {
 
 std::string_view name(Kind kind) { return kind == Kind::slice ? "slice" : row_of(kind).name; }
 
-struct AxisCosts {
-  std::map<std::string, AxisCost, std::less<>> by_name;
+struct AxisPrices {
+  std::map<std::string, LinkPrice, std::less<>> by_name;
 };
 
-std::map<std::string, AxisCost, std::less<>>& axis_costs() { return RankContext::current().state<AxisCosts>().by_name; }
+std::map<std::string, LinkPrice, std::less<>>& axis_prices() {
+  return RankContext::current().state<AxisPrices>().by_name;
+}
 
 struct PlanKey {
   SpecRef from, to;
@@ -160,9 +162,9 @@ std::vector<int> dims_to_search(const Searched& mesh, const Shape& shape) {
   return dims;
 }
 
-AxisCost cost_of(const DeviceMesh& mesh, int axis) {
-  const auto cost = axis_costs().find(mesh.axis_name(axis));
-  return cost == axis_costs().end() ? AxisCost{} : cost->second;
+LinkPrice price_of(const DeviceMesh& mesh, int axis) {
+  const auto price = axis_prices().find(mesh.axis_name(axis));
+  return price == axis_prices().end() ? LinkPrice{} : price->second;
 }
 
 // The price is infinite if there is no plan.
@@ -184,7 +186,7 @@ Transition search_plan(const PlanKey& key) {
     const int axis = mesh.axes[static_cast<std::size_t>(i)];
     const bool fixed = problem.from.at(i) == problem.to.at(i) && !problem.from.is_shard(i);
     problem.axes.push_back({.size = key.from->axis_size(axis),
-                            .cost = cost_of(mesh.mesh, axis),
+                            .price = price_of(mesh.mesh, axis),
                             .kind = key.from->placement(axis).reduce,
                             .fixed = fixed});
   }
@@ -208,10 +210,8 @@ Transition search_plan(const PlanKey& key) {
 
 // Elements are gathered padded, and copied once more without the padding.
 double gather_seconds(const TransitionStep& step) {
-  const AxisCost cost = cost_of(step.result->mesh(), step.axes[0]);
-  const auto ranks = static_cast<double>(step.rows.size());
-  return cost.call_seconds + (ranks - 1) * cost.peer_seconds +
-         2 * static_cast<double>(step.bytes) * (ranks - 1) / ranks / cost.bytes_per_second;
+  return price_of(step.result->mesh(), step.axes[0])
+      .seconds(Movement::gather, static_cast<int>(step.rows.size()), 2 * static_cast<double>(step.bytes));
 }
 
 // The search's plan between the layouts without listed sizes.
@@ -326,11 +326,9 @@ Tensor run_transition(Tensor local, const Shape& shape, const Transition& plan) 
   return local;
 }
 
-void set_axis_cost(std::string_view axis, const AxisCost& cost) {
-  check(cost.call_seconds >= 0 && cost.peer_seconds >= 0 && cost.bytes_per_second > 0,
-        "the price of axis \"{}\": {} s, {} s, {} bytes/s; a price is not negative, a bandwidth is positive", axis,
-        cost.call_seconds, cost.peer_seconds, cost.bytes_per_second);
-  axis_costs().insert_or_assign(std::string(axis), cost);
+void set_axis_price(std::string_view axis, const LinkPrice& price) {
+  check_price(price, fmt::format("the price of axis \"{}\"", axis));
+  axis_prices().insert_or_assign(std::string(axis), price);
   forget_plans();
 }
 

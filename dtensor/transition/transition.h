@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "dtensor/spec.h"
+#include "runtime/exec/price.h"
 #include "runtime/op/core/tensor.h"
 #include "runtime/tensor/small_vec.h"
 
@@ -36,7 +37,7 @@ struct TransitionStep {
 
 struct Transition {
   std::vector<TransitionStep> steps;
-  double seconds = 0;      ///< by the prices of AxisCost
+  double seconds = 0;      ///< by the prices of the axes
   std::int64_t bytes = 0;  ///< sum over the steps
   /// Without any collective.
   bool is_free() const;
@@ -60,18 +61,9 @@ double transition_seconds(const Spec* from, const Spec* to, const Shape& shape, 
 /// `local`.
 Tensor run_transition(Tensor local, const Shape& shape, const Transition& plan);
 
-/// Cost of a collective along an axis: call + (n-1) x peer + bytes x (n-1)/n / bytes_per_second, where all_reduce moves
-/// its bytes twice and all_to_all packs and unpacks them. The defaults are for processes that share memory: two of them
-/// on two cores take 30 us for a row of 256 bytes, and all_gather 1 MB in 150 us and 16 MB in 2.4 ms.
-struct AxisCost {
-  double call_seconds = 20e-6;
-  double peer_seconds = 2e-6;
-  double bytes_per_second = 4e9;
-};
-
-/// Sets the cost of axes of that name for this rank's plans; plans made so far are dropped. All ranks must set the
-/// same.
-void set_axis_cost(std::string_view axis, const AxisCost& cost);
+/// Sets the price of axes of that name for this rank's plans; plans made so far are dropped. All ranks must set the
+/// same. Unset: the default link.
+void set_axis_price(std::string_view axis, const LinkPrice& price);
 
 /// Part of forget_plans().
 void forget_transitions();

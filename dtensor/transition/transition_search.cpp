@@ -23,13 +23,22 @@ bool commute(ReduceKind a, ReduceKind b) {
   return a == b || (linear(a) && linear(b));
 }
 
+Movement movement_of(Kind kind) {
+  switch (kind) {
+    case Kind::reduce_scatter: return Movement::scatter;
+    case Kind::all_reduce: return Movement::reduce_all;
+    case Kind::all_to_all: return Movement::all_to_all;
+    default: return Movement::gather;
+  }
+}
+
 class Search {
  public:
   explicit Search(const SearchProblem& problem) : problem_(problem), num_axes_(static_cast<int>(problem.axes.size())) {
     for (int d = 0; d < problem.shape.size(); ++d)
       if (std::ranges::find(problem.dims, d) == problem.dims.end()) size_of_other_dims_ *= problem.shape[d];
     for (const SearchProblem::Axis& axis : problem.axes)
-      cheapest_call_ = std::min(cheapest_call_, axis.cost.call_seconds + axis.cost.peer_seconds);
+      cheapest_call_ = std::min(cheapest_call_, axis.price.call_seconds + axis.price.peer_seconds);
     nodes_.reserve(16);
     known_.reserve(16);
   }
@@ -162,7 +171,7 @@ class Search {
               .from_dim = dim,
               .to_dim = to,
               .bytes = swapped,
-              .priced_bytes = std::min(2 * swapped, gathered),  // packed and unpacked
+              .priced_bytes = std::min(swapped, gathered / 2),  // no dearer than a gather
               .result = next});
       }
     }
@@ -252,18 +261,16 @@ class Search {
 
   double price(const SearchStep& s) const {
     if (s.kind == Kind::slice) return 0;
-    AxisCost cost = axis(s.axes[0]).cost;  // of several axes the slowest counts
-    double ranks = 1;
+    LinkPrice slowest = axis(s.axes[0]).price;  // of several axes it counts
+    int ranks = 1;
     for (int a : s.axes) {
-      const AxisCost& c = axis(a).cost;
+      const LinkPrice& price = axis(a).price;
       ranks *= axis(a).size;
-      cost.call_seconds = std::max(cost.call_seconds, c.call_seconds);
-      cost.peer_seconds = std::max(cost.peer_seconds, c.peer_seconds);
-      cost.bytes_per_second = std::min(cost.bytes_per_second, c.bytes_per_second);
+      slowest.call_seconds = std::max(slowest.call_seconds, price.call_seconds);
+      slowest.peer_seconds = std::max(slowest.peer_seconds, price.peer_seconds);
+      slowest.bytes_per_second = std::min(slowest.bytes_per_second, price.bytes_per_second);
     }
-    const double rounds = s.kind == Kind::all_reduce ? 2 : 1;  // a reduce_scatter and an all_gather
-    const double moved = static_cast<double>(s.priced_bytes) * (ranks - 1) / ranks;
-    return cost.call_seconds + rounds * ((ranks - 1) * cost.peer_seconds + moved / cost.bytes_per_second);
+    return slowest.seconds(movement_of(s.kind), ranks, static_cast<double>(s.priced_bytes));
   }
 
   void step(SearchStep s) {

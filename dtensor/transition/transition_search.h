@@ -35,7 +35,7 @@ using AxisList = SmallVec<int, 4>;
 struct SearchProblem {
   struct Axis {
     int size = 1;
-    AxisCost cost{};
+    LinkPrice price{};
     ReduceKind kind = ReduceKind::sum;  ///< of a Partial value along it
     bool fixed = false;                 ///< must not change
   };

@@ -65,7 +65,7 @@ TEST(PlanCache, PlansOfAnOldPriceAreForgotten) {
     const std::int64_t made = plan_counts().made;
     EXPECT_EQ(product().layout()->describe(), first);
     EXPECT_EQ(plan_counts().made, made);
-    set_axis_cost("near", {.call_seconds = 1});
+    set_axis_price("near", {.call_seconds = 1});
     EXPECT_EQ(plan_counts().kept, 0u);
     EXPECT_EQ(num_transitions(), 0u);
     product();

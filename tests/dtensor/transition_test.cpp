@@ -147,11 +147,11 @@ TEST(Transition, PricesFollowTheAxis) {
     const DeviceMesh mesh(group, "slow");
     const Spec *s0 = Spec::of(mesh, Shard(0)), *r = Spec::of(mesh, Replicate());
     const double before = transition_seconds(s0, r, {1024}, DType::f32);
-    set_axis_cost("slow", {.call_seconds = 1, .peer_seconds = 0.25, .bytes_per_second = 4096});
+    set_axis_price("slow", {.call_seconds = 1, .peer_seconds = 0.25, .bytes_per_second = 4096});
     EXPECT_LT(before, 1e-3);
     EXPECT_DOUBLE_EQ(transition_seconds(s0, r, {1024}, DType::f32), 1 + 0.25 + 0.5);
     EXPECT_DOUBLE_EQ(transition_seconds(Spec::of(mesh, Partial()), r, {1024}, DType::f32), 1 + 2 * (0.25 + 0.5));
-    expect_error([] { set_axis_cost("slow", {.bytes_per_second = 0}); }, {"slow", "0 bytes/s"});
+    expect_error([] { set_axis_price("slow", {.bytes_per_second = 0}); }, {"slow", "0 bytes/s"});
   });
 }
 
