@@ -1,0 +1,201 @@
+#include "compile/ir/analysis/seconds.h"
+
+#include <algorithm>
+
+#include "compile/ir/analysis/loans.h"
+#include "compile/ir/builder.h"
+#include "runtime/comm/group/process_group.h"
+#include "runtime/op/attrs/attr_text.h"
+#include "runtime/op/core/dims.h"
+#include "runtime/op/rows/collective_attrs.h"
+#include "runtime/op/unit/unit.h"
+
+namespace sherd::ir {
+
+namespace {
+
+// Where nothing was measured: 50 GF/s, 10 GB/s, 1 GB/s of a queue that is no link, a call of a microsecond.
+constexpr double kFlopSeconds = 2e-11, kByteSeconds = 1e-10, kQueueByteSeconds = 1e-9, kCallSeconds = 1e-6;
+
+double price_or(const Prices& prices, std::string_view key, double otherwise) {
+  const auto found = prices.rows.find(key);
+  return found == prices.rows.end() ? otherwise : found->second;
+}
+
+double link_seconds(const Prices& prices, const Transfer& t, std::string_view before, const LinkPrice& otherwise) {
+  const auto found = prices.links.find(std::string(before) + link_name(t.movement, t.group));
+  return (found == prices.links.end() ? otherwise : found->second).seconds(t.movement, t.ranks, t.bytes);
+}
+
+bool says_which(const AttrField& field) {
+  constexpr std::string_view names[] = {"unit", "group", "key"};
+  return field.is_local || field.is_pace || std::ranges::find(names, field.name) != std::end(names);
+}
+
+void append_attrs(AttrsView attrs, std::string& text) {
+  if (attrs.empty()) return;
+  AttrWriter out(true);
+  for (const AttrField& field : attrs.kind()->fields) {
+    if (says_which(field)) continue;
+    out.raw(" ");
+    out.raw(field.name);
+    out.raw("=");
+    field.print(attrs.object(), out);
+  }
+  text += out.take();
+}
+
+void append_ref(const TensorRef& ref, std::string& text) {
+  if (!ref.defined()) {
+    text += " -";
+    return;
+  }
+  (text += ' ') += name(ref.dtype);
+  const auto append = [&](const auto& numbers) {
+    text += '[';
+    for (const std::int64_t n : numbers) (text += std::to_string(n)) += ',';
+    text += ']';
+  };
+  append(ref.shape);
+  if (ref.strides != contiguous_strides(ref.shape)) append(ref.strides);
+}
+
+double bytes_of(const GraphNode& node) {
+  double in = 0, out = 0;
+  for (const TensorRef& ref : node.in)
+    if (ref.defined()) in += static_cast<double>(numel(ref.shape) * byte_size(ref.dtype));
+  for (const TensorRef& ref : node.out) out += static_cast<double>(numel(ref.shape) * byte_size(ref.dtype));
+  return std::max(in, out);
+}
+
+Movement movement_of(const Op& op) {
+  if (&op == &op::reduce_scatter) return Movement::scatter;
+  if (&op == &op::all_to_all) return Movement::all_to_all;
+  return &op == &op::all_gather || &op == &op::broadcast ? Movement::gather : Movement::reduce_all;
+}
+
+double piece_bytes(const UnitPiece& piece, std::int64_t element_bytes) {
+  return static_cast<double>(numel(piece.shape) * element_bytes);
+}
+
+double by_work(const Program& program, const GraphNode& node, const Prices& prices) {
+  const Work work = work_of(program, node);
+  double rate = work.counts_flops ? kFlopSeconds : kByteSeconds;
+  for (const std::string_view of : {work.kind, node.op->name}) rate = price_or(prices, rate_key(work, of), rate);
+  return kCallSeconds + work.amount * rate;
+}
+
+NodeSeconds price(const Program& program, const GraphNode& node, const Prices& prices, const std::string& key) {
+  if (node.op->traits.waits) return {};
+  if (const auto found = prices.rows.find(key); found != prices.rows.end())
+    return {found->second, price_or(prices, queued_key(key), 0)};
+  if (is_computed(node)) return {by_work(program, node, prices)};
+  const std::string_view queue = queue_of(node).name;
+  if (const std::optional<Transfer> t = transfer_of(node)) {
+    const double seconds = link_seconds(prices, *t, "", {});
+    if (queue.empty()) return {kCallSeconds + seconds};
+    return {kCallSeconds + link_seconds(prices, *t, "work ", {0, 0, std::numeric_limits<double>::infinity()}), seconds};
+  }
+  if (!queue.empty())
+    return {kCallSeconds, bytes_of(node) * price_or(prices, fmt::format("byte of {}", queue), kQueueByteSeconds)};
+  // A unit of one shard casts here, unless its two buffers are one. Others allocate and free.
+  const bool is_copy = node.op->traits.collective;
+  const AttrKind* const kind = node.attrs.kind();
+  if (!is_copy || (kind && *kind == attr_kind<UnitAttrs> && node.attrs.as<UnitAttrs>().unit->in_place))
+    return {kCallSeconds};
+  return {kCallSeconds + 2 * bytes_of(node) * price_or(prices, "byte of copy", kByteSeconds)};
+}
+
+}  // namespace
+
+bool is_computed(const GraphNode& node) {
+  const Traits& traits = node.op->traits;
+  const AttrKind* const kind = node.attrs.kind();
+  return !traits.collective && !traits.issues && !traits.waits && !(kind && *kind == attr_kind<CollectiveAttrs>);
+}
+
+std::optional<Transfer> transfer_of(const GraphNode& node) {
+  const AttrKind* const kind = node.attrs.kind();
+  if (!kind) return {};
+  Transfer t{Movement::gather, {}, 1, 0};
+  if (*kind == attr_kind<UnitAttrs> && node.op->traits.collective) {
+    const UnitLayout& unit = *node.attrs.as<UnitAttrs>().unit;
+    t = {Movement::gather, unit.shard_axis, unit.shards, 0};
+    for (const UnitPiece& piece : unit.pieces) t.bytes += piece_bytes(piece, byte_size(piece.dtype));
+  } else if (*kind == attr_kind<UnitReduceAttrs>) {
+    const auto& a = node.attrs.as<UnitReduceAttrs>();
+    t = {Movement::scatter, a.unit->shard_axis, a.unit->shards, 0};
+    for (const ReducedPiece& p : a.pieces) {
+      const UnitPiece& piece = a.unit->piece(p.piece);
+      t.bytes += piece_bytes(piece, std::min(byte_size(piece.full_dtype), byte_size(piece.wire)));
+    }
+  } else if (*kind == attr_kind<ReplicaSumAttrs>) {
+    const auto& a = node.attrs.as<ReplicaSumAttrs>();
+    t = {Movement::reduce_all, a.unit->replica_axis, a.unit->replicas, 0};
+    for (std::size_t m = 0; m < a.pieces.size(); ++m)
+      t.bytes += static_cast<double>(numel(node.in[m].shape) * byte_size(node.in[m].dtype));
+  } else if (*kind == attr_kind<CollectiveAttrs>) {
+    const ProcessGroup* const group = group_of(node);
+    t = {movement_of(*node.op), node.attrs.as<CollectiveAttrs>().group, group ? group->size() : 1,
+         node.op->traits.collective ? bytes_of(node) : 0};
+  }
+  return t.ranks > 1 ? std::optional(t) : std::nullopt;
+}
+
+Work work_of(const Program& program, const GraphNode& node) {
+  std::vector<TensorMeta> out;
+  std::int64_t read = 0, written = 0, largest = 0;
+  for (const TensorRef& ref : node.out) {
+    out.emplace_back(ref.shape, ref.dtype);
+    written += numel(ref.shape);
+    largest = std::max(largest, numel(ref.shape));
+  }
+  for (const TensorRef& ref : node.in) {
+    if (!ref.defined()) continue;
+    read = std::max(read, numel(ref.shape));
+    largest = std::max(largest, numel(ref.shape));
+  }
+  const Op& op = *node.op;
+  const OpCost cost = op_cost(op, metas_of(program, node), node.attrs, out);
+  const auto bytes = static_cast<double>(cost.bytes);
+  if (op.traits.linear && cost.flops > static_cast<double>(largest)) return {true, "contraction", cost.flops};
+  if (op.flops && cost.flops > 8 * bytes) return {true, "attention", cost.flops};
+  if (op.mutated) return {false, "optimizer", bytes};
+  if (op.traits.pointwise) return {false, "pointwise", bytes};
+  return {false, op.traits.linear && written >= read ? "copy" : "reduction", bytes};
+}
+
+std::string queued_key(std::string_view key) { return fmt::format("queued {}", key); }
+
+std::string rate_key(const Work& work, std::string_view of) {
+  return fmt::format("{} of {}", work.counts_flops ? "flop" : "byte", of);
+}
+
+std::string price_key(const Program& program, const GraphNode& node) {
+  std::string text(node.op->name);
+  append_attrs(node.attrs, text);
+  for (const TensorRef& ref : node.in) append_ref(ref, text);
+  text += node.accumulate ? " +>" : " ->";
+  for (const TensorRef& ref : node.out) {
+    append_ref(ref, text);
+    const auto same = std::ranges::find(node.in, ref.value, &TensorRef::value);
+    if (same != node.in.end()) text += fmt::format("@{}", same - node.in.begin());
+  }
+  if (const Device device = device_of(program, node); device != Device::cpu()) text += " on " + to_string(device);
+  if (const auto transfer = transfer_of(node)) text += " over " + transfer->group;
+  return text;
+}
+
+NodeSeconds seconds_of(const Program& program, std::size_t node, const Prices& prices) {
+  const GraphNode& n = program.nodes[node];
+  return price(program, n, prices, price_key(program, n));
+}
+
+std::vector<NodeSeconds> node_seconds(const Program& program, const Prices& prices) {
+  std::vector<NodeSeconds> all;
+  all.reserve(program.nodes.size());
+  for (std::size_t i = 0; i < program.nodes.size(); ++i) all.push_back(seconds_of(program, i, prices));
+  return all;
+}
+
+}  // namespace sherd::ir

@@ -1,0 +1,55 @@
+#pragma once
+// What the nodes of a program take, by prices (runtime/exec/price.h).
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compile/ir/program.h"
+#include "runtime/exec/price.h"
+
+namespace sherd::ir {
+
+/// A node's: what its rank's thread computes, and what the work takes that it hands to a queue, on that queue.
+struct NodeSeconds {
+  double compute = 0, queued = 0;
+};
+
+/// By the price of the node's key; without one by its work and the rate of its row, of rows like it, or a default, and
+/// what communicates by the link of its group: Prices::links may also have "work gather dp#1", the part of a
+/// transfer that takes the thread's own core, as on ranks that have no core for their queues.
+NodeSeconds seconds_of(const Program& program, std::size_t node, const Prices& prices);
+/// The same for all nodes. A node whose key and work are those of another has its seconds, a clone as well.
+std::vector<NodeSeconds> node_seconds(const Program& program, const Prices& prices);
+
+// ---- for who makes prices ----
+
+/// Calls of one key cost the same: row, attributes, dtypes, shapes, strides, what is written in place, and the group
+/// that a transfer is of. It leaves out attributes that say which (unit, key of random numbers), and those that differ
+/// between ranks.
+std::string price_key(const Program& program, const GraphNode& node);
+/// Beside a key: what the call's work takes on its queue.
+std::string queued_key(std::string_view key);
+
+/// A call's work as rates count it.
+struct Work {
+  bool counts_flops = false;  ///< else bytes
+  std::string_view kind;      ///< of rows like it: "contraction", "pointwise", ...
+  double amount = 0;
+};
+Work work_of(const Program& program, const GraphNode& node);
+/// Keys of rates, seconds per unit of work: of a row's name, or of a kind: "flop of matmul".
+std::string rate_key(const Work& work, std::string_view of);
+
+/// A node that moves bytes between the ranks of a group of several.
+struct Transfer {
+  Movement movement;
+  std::string group;  ///< group_names.h
+  int ranks;
+  double bytes;  ///< of the full tensors, as they travel
+};
+std::optional<Transfer> transfer_of(const GraphNode& node);
+/// Whether a kernel computes all that the node does: its price is that of its key.
+bool is_computed(const GraphNode& node);
+
+}  // namespace sherd::ir
