@@ -1,13 +1,16 @@
-// What a program is predicted to take. Oracles: prices set by hand.
+// What a program is predicted to take. Oracles: clocks played by hand.
 #include "compile/ir/analysis/seconds.h"
 
 #include <gtest/gtest.h>
 
+#include "compile/passes/place_waits.h"
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/group/group_names.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/op/rows/collective_attrs.h"
 #include "runtime/op/rows/random_attrs.h"
 #include "tests/compile/hand_made.h"
+#include "tests/support/expect_error.h"
 
 namespace sherd::testing {
 namespace {
@@ -28,6 +31,80 @@ struct SumsOfTwo {
     return program;
   }
 };
+
+void expect_seconds(const StepSeconds& step, double seconds, double compute, double exposed) {
+  EXPECT_DOUBLE_EQ(step.seconds, seconds);
+  EXPECT_DOUBLE_EQ(step.compute, compute);
+  EXPECT_DOUBLE_EQ(step.exposed, exposed);
+}
+
+TEST(StepSeconds, WithoutQueuesItIsTheSum) {
+  Program program = program_of(1, 2);
+  add(program, op::relu, {whole(0)}, {whole(1)});
+  add(program, op::relu, {whole(1)}, {whole(2)});
+  finish(program, {whole(2)});
+  const NodeSeconds nodes[] = {{1}, {2.5}};
+  const StepSeconds step = step_seconds(program, nodes);
+  expect_seconds(step, 3.5, 3.5, 0);
+  EXPECT_TRUE(step.busy.empty());
+  expect_error([&] { step_seconds(program, std::span(nodes).first(1)); }, {"1 nodes", "program of 2"});
+}
+
+// The sum is asked for at 1 and through at 1 + q; relu ends at 5.
+TEST(StepSeconds, WhatComputeDoesNotHideIsExposedWithAndWithoutWaitNodes) {
+  const SumsOfTwo world;
+  const Program recorded = world.hidden();
+  Program placed = recorded;
+  place_waits(placed);
+  ASSERT_EQ(placed.nodes.size(), 4u) << "a wait before the addition";
+  for (const auto& [queued, exposed] : {std::pair(3.0, 0.0), {4.0, 0.0}, {7.0, 3.0}}) {
+    const NodeSeconds at_touch[] = {{1, queued}, {4}, {2}}, at_wait[] = {{1, queued}, {4}, {}, {2}};
+    for (const StepSeconds& step : {step_seconds(recorded, at_touch), step_seconds(placed, at_wait)}) {
+      expect_seconds(step, 7 + exposed, 7, exposed);
+      ASSERT_EQ(step.busy.size(), 1u);
+      EXPECT_DOUBLE_EQ(step.busy.at(std::string(kCollectiveQueue)), queued);
+    }
+  }
+}
+
+// Two sums on one queue, of which the second begins when the first is through: 1 + 5, then + 5; touched at 2 + 1.
+TEST(StepSeconds, ItemsOfAQueueFollowEachOther) {
+  const SumsOfTwo world;
+  Program program = program_of(2, 3);
+  add(program, op::all_reduce, {whole(0)}, {whole(2)}, world.attrs);
+  add(program, op::all_reduce, {whole(1)}, {whole(3)}, world.attrs);
+  add(program, op::add, {whole(2), whole(3)}, {whole(4)});
+  finish(program, {whole(4)});
+  const NodeSeconds nodes[] = {{1, 5}, {1, 5}, {1}};
+  expect_seconds(step_seconds(program, nodes), 12, 3, 9);
+  place_waits(program);
+  ASSERT_EQ(program.nodes.size(), 4u) << "one wait covers both";
+  const NodeSeconds with_wait[] = {{1, 5}, {1, 5}, {}, {1}};
+  expect_seconds(step_seconds(program, with_wait), 12, 3, 9);
+}
+
+// A call that finds its queue full waits for the oldest item: the ninth for the first, and so on.
+TEST(StepSeconds, AFullQueueHoldsTheCallerUp) {
+  constexpr int kItems = static_cast<int>(kMaxCollectivesInFlight) + 2;
+  const SumsOfTwo world;
+  Program program = program_of(1, kItems);
+  for (int i = 0; i < kItems; ++i) add(program, op::all_reduce, {whole(0)}, {whole(1 + i)}, world.attrs);
+  finish(program, {whole(kItems)});
+  const std::vector<NodeSeconds> nodes(static_cast<std::size_t>(kItems), NodeSeconds{1, 100});
+  const StepSeconds step = step_seconds(program, nodes);
+  // The first item runs from 1 to 101, the second to 201: the ninth call goes on at 101, the tenth at 201.
+  expect_seconds(step, 1 + 100 * kItems, kItems, (101 - 8) + (201 - 102));
+}
+
+// What nobody waits for still belongs to the step.
+TEST(StepSeconds, AStepEndsWhenItsQueuesDo) {
+  const SumsOfTwo world;
+  Program program = program_of(1, 1);
+  add(program, op::all_reduce, {whole(0)}, {whole(1)}, world.attrs);
+  finish(program, {whole(1)});
+  const NodeSeconds nodes[] = {{1, 9}};
+  expect_seconds(step_seconds(program, nodes), 10, 1, 0);
+}
 
 TEST(PriceKey, TellsCallsApartByWhatTheyCost) {
   Program program = program_of(2, 6);
@@ -75,6 +152,8 @@ TEST(NodeSeconds, KeyThenRateOfTheRowThenOfItsKindThenADefault) {
   EXPECT_EQ(seconds(0, prices), 0.75);
   prices.rows["byte of pointwise"] = 0.5;
   EXPECT_NEAR(seconds(1, prices), 16, 1e-5);
+  const StepSeconds step = step_seconds(program, prices);
+  EXPECT_DOUBLE_EQ(step.seconds, seconds(0, prices) + seconds(1, prices));
   program.nodes.push_back(program.nodes[0]);  // a clone
   EXPECT_EQ(node_seconds(program, prices)[2].compute, 0.75);
 }

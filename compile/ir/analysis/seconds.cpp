@@ -8,6 +8,7 @@
 #include "runtime/op/attrs/attr_text.h"
 #include "runtime/op/core/dims.h"
 #include "runtime/op/rows/collective_attrs.h"
+#include "runtime/op/rows/wait_attrs.h"
 #include "runtime/op/unit/unit.h"
 
 namespace sherd::ir {
@@ -106,6 +107,84 @@ NodeSeconds price(const Program& program, const GraphNode& node, const Prices& p
   return {kCallSeconds + 2 * bytes_of(node) * price_or(prices, "byte of copy", kByteSeconds)};
 }
 
+// The clocks of one run.
+class Player {
+ public:
+  explicit Player(const Program& program) : program_(program), loans_(program) {}
+
+  StepSeconds run(std::span<const NodeSeconds> nodes) {
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      const GraphNode& node = program_.nodes[i];
+      if (node.op->traits.waits) {
+        wait(node);
+        loans_.pass(i);
+        continue;
+      }
+      if (!program_.has_waits)
+        for (const int item : loans_.needs(i)) await(item);
+      if (const QueueUse use = queue_of(node); !use.name.empty()) submit(i, use, nodes[i]);
+      else compute(nodes[i].compute);
+    }
+    result_.seconds = now_;
+    for (const auto& [name, queue] : queues_) {
+      result_.seconds = std::max(result_.seconds, queue.free_at);
+      result_.busy.emplace(name, queue.busy);
+    }
+    return std::move(result_);
+  }
+
+ private:
+  struct Clock {
+    double free_at = 0, busy = 0;
+    std::vector<double> ends{};  // of its items
+  };
+
+  void compute(double seconds) {
+    now_ += seconds;
+    result_.compute += seconds;
+  }
+  void stand_until(double time) {
+    if (time <= now_) return;
+    result_.exposed += time - now_;
+    now_ = time;
+  }
+  void await(int item) { stand_until(ends_[static_cast<std::size_t>(item)]); }
+
+  void wait(const GraphNode& node) {
+    const bool to_write = node.attrs.as<WaitAttrs>().to_write;
+    for (const TensorRef& ref : node.in) {
+      if (!ref.defined()) continue;
+      if (const int item = loans_.writer(ref.value); item >= 0) await(item);
+      if (to_write)
+        for (const int item : loans_.users(ref.value)) await(item);
+    }
+  }
+
+  void submit(std::size_t i, const QueueUse& use, const NodeSeconds& seconds) {
+    Clock& queue = queues_[use.name];
+    if (queue.ends.size() >= use.max_in_flight) stand_until(queue.ends[queue.ends.size() - use.max_in_flight]);
+    compute(seconds.compute);
+    int next = loans_.num_items();
+    loans_.pass(i);
+    for (; next < loans_.num_items(); ++next) {
+      double start = std::max(now_, queue.free_at);
+      for (const int other : loans_.item(next).follows) start = std::max(start, ends_[static_cast<std::size_t>(other)]);
+      const double takes = seconds.queued / static_cast<double>(use.items);
+      queue.busy += takes;
+      queue.free_at = start + takes;
+      queue.ends.push_back(queue.free_at);
+      ends_.push_back(queue.free_at);
+    }
+  }
+
+  const Program& program_;
+  Loans loans_;
+  double now_ = 0;
+  std::vector<double> ends_;  // by item
+  std::map<std::string_view, Clock> queues_;
+  StepSeconds result_;
+};
+
 }  // namespace
 
 bool is_computed(const GraphNode& node) {
@@ -196,6 +275,16 @@ std::vector<NodeSeconds> node_seconds(const Program& program, const Prices& pric
   all.reserve(program.nodes.size());
   for (std::size_t i = 0; i < program.nodes.size(); ++i) all.push_back(seconds_of(program, i, prices));
   return all;
+}
+
+StepSeconds step_seconds(const Program& program, std::span<const NodeSeconds> nodes) {
+  check(nodes.size() == program.nodes.size(), "the seconds of {} nodes for a program of {}", nodes.size(),
+        program.nodes.size());
+  return Player(program).run(nodes);
+}
+
+StepSeconds step_seconds(const Program& program, const Prices& prices) {
+  return step_seconds(program, node_seconds(program, prices));
 }
 
 }  // namespace sherd::ir

@@ -1,6 +1,12 @@
 #pragma once
-// What the nodes of a program take, by prices (runtime/exec/price.h).
+// What a program takes, predicted: the price of each node (runtime/exec/price.h), and a clock for the rank's thread and
+// one for each of its queues.
+//
+//   thread   matmul | gather_start | add . . . | wait ///// | matmul         ///// exposed: it stands still
+//   gather                  [ the link's seconds            ]
+#include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,12 +21,26 @@ struct NodeSeconds {
   double compute = 0, queued = 0;
 };
 
+/// A step alone: queues are idle when it begins, and it ends when all are.
+struct StepSeconds {
+  double seconds = 0;
+  double compute = 0;                                 ///< of these the rank's thread computes
+  double exposed = 0;                                 ///< of these it waits
+  std::map<std::string, double, std::less<>> busy{};  ///< by queue
+};
+
 /// By the price of the node's key; without one by its work and the rate of its row, of rows like it, or a default, and
 /// what communicates by the link of its group: Prices::links may also have "work gather dp#1", the part of a
 /// transfer that takes the thread's own core, as on ranks that have no core for their queues.
 NodeSeconds seconds_of(const Program& program, std::size_t node, const Prices& prices);
 /// The same for all nodes. A node whose key and work are those of another has its seconds, a clone as well.
 std::vector<NodeSeconds> node_seconds(const Program& program, const Prices& prices);
+
+/// Plays the program: items of a queue come one after the other, after those whose bytes they use; waits, or where they
+/// are no nodes the first touch of a queue's bytes, and calls that find their queue full, stand still. `nodes` is by
+/// node. About 0.2 us per node where waits are nodes.
+StepSeconds step_seconds(const Program& program, std::span<const NodeSeconds> nodes);
+StepSeconds step_seconds(const Program& program, const Prices& prices);
 
 // ---- for who makes prices ----
 
