@@ -1,0 +1,237 @@
+#include "compile/run/agree_prices.h"
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <map>
+#include <numeric>
+#include <sstream>
+
+#include <fmt/ranges.h>
+
+#include "compile/ir/analysis/seconds.h"
+#include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/chunks.h"
+#include "runtime/comm/group/group_names.h"
+#include "runtime/comm/group/host_group.h"
+#include "runtime/cpu/parallel.h"
+#include "runtime/exec/context.h"
+#include "runtime/os/allowed_cpus.h"
+
+namespace sherd {
+
+namespace {
+
+using ir::Transfer;
+
+// Numbers of this rank's, the largest of all ranks.
+std::vector<double> largest(ProcessGroup& group, std::span<const double> own) {
+  std::vector<double> most(own.begin(), own.end());
+  for (const std::string& text : gather_text(group, fmt::format("{}", fmt::join(own, " ")))) {
+    std::istringstream words(text);
+    for (double& value : most)
+      if (double other = 0; words >> other) value = std::max(value, other);
+  }
+  return most;
+}
+
+/// Seconds until a transfer is through, and what of them this thread computes or copies.
+struct Taken {
+  double wall = 0, own = 0;
+};
+
+double thread_seconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// One movement in one group.
+class Way {
+ public:
+  explicit Way(const Transfer& t) : transfer_(t), group_(group_named(t.group)) {}
+  const Transfer& transfer() const { return transfer_; }
+  bool is_of(const Transfer& t) const { return t.movement == transfer_.movement && t.group == transfer_.group; }
+  void add(const Transfer& t) { transfer_.bytes = std::max(transfer_.bytes, t.bytes); }
+
+  void measure(double seconds, Prices& prices) {
+    constexpr double kSmall = 4 << 10, kMiddle = 64 << 10, kLarge = 16 << 20;
+    const double most = std::clamp(largest(group_, {&transfer_.bytes, 1})[0], kMiddle, kLarge);
+    const Taken small = taken(kSmall), middle = taken(kMiddle);
+    const double rate = kMiddle / std::max(middle.wall, 1e-9);  // of a slow link the large transfer is a smaller one
+    const double size = std::max(std::min(most, rate * seconds / kRuns), kMiddle);
+    const Taken large = taken(size);
+    const std::string name = link_name(transfer_.movement, transfer_.group);
+    prices.links.insert_or_assign(name, link_of(small.wall, large.wall, size - kSmall));
+    if (shares_core()) prices.links.insert_or_assign("work " + name, link_of(small.own, large.own, size - kSmall));
+  }
+
+ private:
+  static constexpr int kRuns = 5;
+
+  // The peers' share of a call is in it: the number of ranks is the group's.
+  LinkPrice link_of(double small, double large, double more_bytes) const {
+    const LinkPrice unit{.call_seconds = 0, .peer_seconds = 0, .bytes_per_second = 1};
+    const double more = unit.seconds(transfer_.movement, transfer_.ranks, more_bytes);
+    return {.call_seconds = small, .peer_seconds = 0, .bytes_per_second = more / std::max(large - small, 1e-12)};
+  }
+
+  // Threads of this rank's queues run on CPUs that it computes on.
+  static bool shares_core() {
+    const std::size_t cpus = thread_cpus().size();
+    const int ranks = cpus < allowed_cpus().cpus.size() ? 1 : RankContext::current().num_ranks_here;
+    return static_cast<int>(cpus) <= ranks * threads();
+  }
+
+  // Medians, of which the largest of all ranks: the same on all.
+  Taken taken(double bytes) {
+    const auto count = static_cast<std::int64_t>(bytes) / 4;
+    const std::int64_t here = chunk_size(count, group_.size(), group_.rank());
+    const Storage &full = *memory(count), &part = *memory(here);
+    const Collective call = call_of(count, {full.write(), 4 * count}, {part.write(), 4 * here});
+    std::vector<double> wall, own;
+    for (int i = 0; i <= kRuns; ++i) {
+      group_.host().barrier();
+      const double before = thread_seconds();
+      const auto start = std::chrono::steady_clock::now();
+      group_.host().run(call);
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+      if (i == 0) continue;  // buffers grow
+      own.push_back(thread_seconds() - before);
+      wall.push_back(took.count());
+    }
+    std::ranges::sort(wall);
+    std::ranges::sort(own);
+    const std::vector<double> most = largest(group_, std::vector{wall[kRuns / 2], own[kRuns / 2]});
+    return {most[0], most[1]};
+  }
+
+  Ref<Storage>& memory(std::int64_t count) {
+    Ref<Storage>& storage = memory_.emplace_back(Storage::allocate(4 * count, MemoryCategory::communication));
+    std::ranges::fill(std::span(reinterpret_cast<float*>(storage->write()), static_cast<std::size_t>(count)), 0.01f);
+    return storage;
+  }
+
+  Collective call_of(std::int64_t count, Buffer full, Buffer part) const {
+    CollectivePart data{.dtype = DType::f32};
+    for (int r = 0; r < group_.size(); ++r) data.counts.push_back(chunk_size(count, group_.size(), r));
+    switch (transfer_.movement) {
+      case Movement::gather: data.in = part, data.out = full; return {comm::CommOp::all_gather, {data}};
+      case Movement::scatter: data.in = full, data.out = part; return {comm::CommOp::reduce_scatter, {data}};
+      default: return {comm::CommOp::all_reduce, {in_place(full.address, DType::f32, count)}};
+    }
+  }
+
+  Transfer transfer_;
+  ProcessGroup& group_;
+  std::vector<Ref<Storage>> memory_;
+};
+
+// ---- one table for all ranks ----
+
+/// What a rank says of its nodes, in order, and its table without their prices.
+struct Said {
+  std::vector<int> kinds{};  ///< equal numbers for equal calls
+  std::vector<double> compute{}, queued{};
+  Prices rest{};
+  double total() const { return std::accumulate(compute.begin(), compute.end(), 0.0); }
+};
+
+template <class T>
+std::vector<T> take_line(std::istringstream& lines) {
+  std::string line;
+  std::getline(lines, line);
+  std::istringstream words(line);
+  std::vector<T> values;
+  for (T value{}; words >> value;) values.push_back(value);
+  return values;
+}
+
+std::vector<Said> said_by_all(const Said& own, ProcessGroup& group) {
+  std::vector<Said> all;
+  for (const std::string& text :
+       gather_text(group, fmt::format("{}\n{}\n{}\n{}", fmt::join(own.kinds, " "), fmt::join(own.compute, " "),
+                                      fmt::join(own.queued, " "), own.rest.print()))) {
+    std::istringstream lines(text);
+    Said& said = all.emplace_back();
+    said.kinds = take_line<int>(lines);
+    said.compute = take_line<double>(lines);
+    said.queued = take_line<double>(lines);
+    said.rest = parse_prices(std::string_view(text).substr(static_cast<std::size_t>(lines.tellg())));
+  }
+  return all;
+}
+
+// By node, the first of those that cost the same: on some rank two of them are equal calls, or each equals a third.
+std::vector<std::size_t> classes_of(std::span<const Said> said) {
+  std::vector<std::size_t> first(said[0].kinds.size());
+  std::iota(first.begin(), first.end(), std::size_t{0});
+  const auto find = [&](std::size_t i) {
+    while (first[i] != i) i = first[i] = first[first[i]];
+    return i;
+  };
+  for (const Said& rank : said) {
+    std::map<int, std::size_t> of_kind;
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      const std::size_t a = find(of_kind.emplace(rank.kinds[i], i).first->second), b = find(i);
+      first[std::max(a, b)] = std::min(a, b);
+    }
+  }
+  for (std::size_t i = 0; i < first.size(); ++i) first[i] = find(i);
+  return first;
+}
+
+}  // namespace
+
+void check_lengths(const ir::Program& program, ProcessGroup& group) {
+  agree(group, Facts{{"the number of nodes", std::to_string(program.nodes.size())}},
+        {"prices are of one program, which ranks have differently", "all ranks must measure the same step"});
+}
+
+void measure_links(const ir::Program& program, double seconds, Prices& prices) {
+  std::vector<Way> ways;
+  for (const ir::GraphNode& node : program.nodes) {
+    const std::optional<Transfer> t = transfer_of(node);
+    if (!t || t->group.empty()) continue;
+    const auto known = std::ranges::find_if(ways, [&](const Way& way) { return way.is_of(*t); });
+    if (known != ways.end()) known->add(*t);
+    else ways.emplace_back(*t);
+  }
+  for (Way& way : ways) way.measure(seconds / static_cast<double>(ways.size()), prices);
+}
+
+Prices agree_prices(const ir::Program& program, const Prices& own, ProcessGroup& group) {
+  Said here{.rest = own};
+  std::map<std::string, int> kinds;
+  std::vector<std::string> keys;
+  for (std::size_t i = 0; i < program.nodes.size(); ++i) {
+    keys.push_back(price_key(program, program.nodes[i]));
+    here.kinds.push_back(kinds.emplace(keys.back(), static_cast<int>(kinds.size())).first->second);
+    const ir::NodeSeconds node = seconds_of(program, i, own);
+    here.compute.push_back(node.compute);
+    here.queued.push_back(node.queued);
+    here.rest.rows.erase(keys.back());
+  }
+  const std::vector<Said> all = said_by_all(here, group);
+  const Said& slowest = *std::ranges::max_element(all, {}, &Said::total);
+  const std::vector<std::size_t> classes = classes_of(all);
+  struct Sum {
+    double compute = 0, queued = 0, count = 0;
+  };
+  std::vector<Sum> sums(keys.size());
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    Sum& sum = sums[classes[i]];
+    sum.compute += slowest.compute[i];
+    sum.queued += slowest.queued[i];
+    ++sum.count;
+  }
+  Prices agreed = slowest.rest;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const Sum& sum = sums[classes[i]];
+    agreed.rows.insert_or_assign(keys[i], sum.compute / sum.count);
+    if (sum.queued > 0) agreed.rows.insert_or_assign(ir::queued_key(keys[i]), sum.queued / sum.count);
+  }
+  return agreed;
+}
+
+}  // namespace sherd
