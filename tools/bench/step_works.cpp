@@ -5,10 +5,12 @@
 
 #include "compile/capture/capture.h"
 #include "compile/ir/analysis/meaning.h"
+#include "compile/ir/analysis/seconds.h"
 #include "compile/ir/builder.h"
 #include "compile/ir/verify.h"
 #include "compile/passes/pass.h"
 #include "compile/run/guards.h"
+#include "compile/run/measure_prices.h"
 #include "nn/checkpoint/format/safetensors.h"
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
@@ -459,8 +461,59 @@ Ready begin_guards(std::span<const std::string_view> args) {
   return {greeting_of(row), [run](const std::string& request) { return run->answer(request); }};
 }
 
-constexpr Works::value_type kStepWorks[] = {{"step", begin_step}, {"train", begin_train},     {"ghost", begin_ghost},
-                                            {"loss", begin_loss}, {"program", begin_program}, {"guards", begin_guards}};
+// `predicted [--link ...]`: a captured training step with clipping and AdamW, on several ranks fully sharded, each with
+// its batch. A request is a number of steps. The answer holds seconds of each replay; predicted_seconds, from prices
+// measured before each request, and what of that is predicted to be exposed; measuring_seconds.
+class PredictedRun {
+ public:
+  PredictedRun(const BenchRow& row, std::shared_ptr<ProcessGroup> group)
+      : group_(std::move(group)), loop_{.model = make_bench_model(row.model()), .clips = true} {
+    if (group_->size() > 1) {
+      const nn::JobMesh mesh("", group_);
+      row.link.shape(mesh);
+      for (nn::Module* block : loop_.model->blocks()) nn::fully_shard(*block, mesh.data());
+      nn::fully_shard(*loop_.model, mesh.data());
+    }
+    loop_.draw();
+    const BenchRow::Batch batch = random_batch(row, group_->rank());
+    arguments_ = {batch.tokens, batch.targets};
+    while (step_.mode() != CompiledStep::Mode::replay) step_(arguments_);
+  }
+
+  json answer(const std::string& request) {
+    const ir::Program& program = step_.graph()->program;
+    Prices prices;
+    const double measuring = seconds_of([&] { prices = measure_prices(program, {.group = group_}); });
+    const ir::StepSeconds predicted = step_seconds(program, prices);
+    StepTimes times;
+    step_(arguments_);
+    for (std::int64_t left = asked(request, "STEPS").numbers[0]; left > 0; --left)
+      times.add(*group_, [&] { step_(arguments_); });
+    return {{"seconds", times.seconds},
+            {"exposed_seconds", times.exposed},
+            {"predicted_seconds", predicted.seconds},
+            {"predicted_exposed_seconds", predicted.exposed},
+            {"measuring_seconds", measuring},
+            {"nodes", program.nodes.size()}};
+  }
+
+ private:
+  std::shared_ptr<ProcessGroup> group_;
+  PlainLoop loop_;
+  std::vector<Tensor> arguments_;
+  CompiledStep step_{[this](std::span<const Tensor> in) { return std::vector{loop_.step(in)}; }};
+};
+
+Ready begin_predicted(std::span<const std::string_view> args) {
+  const std::shared_ptr<ProcessGroup> group = pinned_group();
+  const BenchRow row = take_row(args, {.name = "mini"});
+  const auto run = std::make_shared<PredictedRun>(row, group);
+  return {greeting_of(row), [run](const std::string& request) { return run->answer(request); }, group};
+}
+
+constexpr Works::value_type kStepWorks[] = {
+    {"step", begin_step},       {"train", begin_train},   {"ghost", begin_ghost},        {"loss", begin_loss},
+    {"program", begin_program}, {"guards", begin_guards}, {"predicted", begin_predicted}};
 
 }  // namespace
 

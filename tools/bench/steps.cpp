@@ -1,7 +1,11 @@
 // step.*: time of one training step, captured or, with .eager, not; flops.*: its share of the machine's multiply-adds;
 // rss.*: how much memory it takes. step.bigger8.*: what recomputation costs in time and saves in activations, beside
 // the same step without. binding.*: settings that bind threads to CPUs are for other libraries' threads: a step under
-// them, beside the same without.
+// them, beside the same without. compile.predicted.*: what prices that were measured just before say of a step, over
+// the step itself.
+#include <algorithm>
+#include <cmath>
+
 #include <fmt/format.h>
 
 #include "runtime/os/allowed_cpus.h"
@@ -152,6 +156,40 @@ Benchmark binding_benchmark(std::string_view name, std::string_view how, const s
           .value = times(1e3)};
 }
 
+double median_of(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+// The median over rounds, each of which measures, predicts and replays.
+double error_percent(const Answers& side) {
+  std::vector<double> errors;
+  for (const nlohmann::json& answer : side.answers) {
+    const double replayed = median_of(answer.at("seconds").get<std::vector<double>>());
+    errors.push_back(100 * std::abs(answer.at("predicted_seconds").get<double>() / replayed - 1));
+  }
+  return median_of(errors);
+}
+
+Benchmark predicted_benchmark(const std::string& model, int ranks) {
+  return {.name = fmt::format("compile.predicted.{}{}", model, ranks > 1 ? fmt::format(".r{}", ranks) : ""),
+          .summary = fmt::format("predicted seconds of a captured step of {} on {} rank{} over those of its replays",
+                                 model, ranks, ranks > 1 ? "s" : ""),
+          .unit = lower("of the measured", 3),
+          .outcome = held({.ours = fmt::format("predicted --model {{{}|tiny}}", model),
+                           .request = model == "mini" ? "{15|2}" : "{3|2}",
+                           .ranks = ranks,
+                           .rounds = 9}),
+          .value = [](const Answers& side) { return side.median("/predicted_seconds") / side.median("/seconds"); },
+          .detail = {{"error_percent", error_percent},
+                     {"step_ms", times(1e3)},
+                     {"exposed_ms", times(1e3, "/exposed_seconds")},
+                     {"predicted_exposed_ms", times(1e3, "/predicted_exposed_seconds")},
+                     {"measuring_s", times(1, "/measuring_seconds")},
+                     "nodes"}};
+}
+
 }  // namespace
 
 std::vector<Benchmark> step_benchmarks(bool smoke) {
@@ -172,6 +210,8 @@ std::vector<Benchmark> step_benchmarks(bool smoke) {
     for (const RecomputeCase& c :
          {RecomputeCase{"selective", captured, 1.13, 0.6}, RecomputeCase{"full", captured, 1.36, 1.0 / 3}})
       std::ranges::move(recompute_benchmarks(c), std::back_inserter(rows));
+  for (const int ranks : {1, 2})
+    for (const char* model : {"mini", "bigger"}) rows.push_back(predicted_benchmark(model, ranks));
   rows.push_back(
       binding_benchmark("omp", "OMP_PROC_BIND and OMP_PLACES set", {"OMP_PROC_BIND=true", "OMP_PLACES=cores"}, false));
   rows.push_back(binding_benchmark("taskset", "by taskset on 2 CPUs", {}, true));
