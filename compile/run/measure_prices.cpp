@@ -118,7 +118,7 @@ class Call {
       part.memory = all ? all : Storage::allocate(part.bytes(), kAccount, device);
       part.start = all ? at : 0;
       if (all) at += part.bytes();
-      part.is_recent = std::ranges::find(recent, part.value) != recent.end();
+      part.is_recent = std::ranges::find(recent, part.value) != recent.end() || is_fresh(program, part.value);
     }
     for (const TensorRef& ref : node.in) in_.push_back(tensor_of(ref));
     for (const TensorRef& ref : node.out) out_.push_back(tensor_of(ref));
@@ -158,6 +158,11 @@ class Call {
     if (!part) part = &parts_.emplace_back(Part{ref.value, ref.dtype, line, last});
     part->first = std::min(part->first, line);
     part->last = std::max(part->last, last);
+  }
+  // A result that the call makes lies where one was that the step has just let go of.
+  bool is_fresh(const Program& program, ValueId value) const {
+    return program.value(value).kind == ir::ValueKind::temporary &&
+           std::ranges::find(node_.in, value, &TensorRef::value) == node_.in.end();
   }
   Part* part_of(ValueId value) {
     const auto found = std::ranges::find(parts_, value, &Part::value);
