@@ -118,7 +118,8 @@ class Call {
       part.memory = all ? all : Storage::allocate(part.bytes(), kAccount, device);
       part.start = all ? at : 0;
       if (all) at += part.bytes();
-      part.is_recent = std::ranges::find(recent, part.value) != recent.end() || is_fresh(program, part.value);
+      part.is_recent = part.bytes() <= cache_bytes() / 2 &&
+                       (std::ranges::find(recent, part.value) != recent.end() || is_fresh(program, part.value));
     }
     for (const TensorRef& ref : node.in) in_.push_back(tensor_of(ref));
     for (const TensorRef& ref : node.out) out_.push_back(tensor_of(ref));
