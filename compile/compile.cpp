@@ -14,6 +14,7 @@
 #include "compile/run/fit.h"
 #include "compile/run/footprint.h"
 #include "compile/run/guards.h"
+#include "compile/run/measure_prices.h"
 #include "compile/run/replay.h"
 #include "compile/run/same_program.h"
 #include "compile/run/same_recording.h"
@@ -51,11 +52,11 @@ void check_scopes() {
 }  // namespace
 
 struct CompiledStep::Entry {
-  Entry(ir::Program raw, Graph passed, std::uint64_t predicted)
+  Entry(ir::Program raw, Graph passed, std::uint64_t made)
       : recorded(std::move(raw)),
         graph(std::move(passed)),
         guards(graph),
-        predictions(predicted),
+        predictions(made),
         interpreter(std::make_unique<Interpreter>(graph)) {}
   const Graph& runs() const { return fitted ? *fitted : graph; }
 
@@ -65,9 +66,10 @@ struct CompiledStep::Entry {
   std::unique_ptr<const Graph> fitted;  // what is replayed, if it is another
   bool is_fitted = false;               // or needs no fitting
   std::string notes;                    // what passes have done
-  bool is_confirmed = false;            // recorded again, with the same result
-  bool is_second = false;               // in the place of another one, from which it may differ
-  const std::uint64_t predictions;      // num_predictions() when it was recorded
+  std::optional<Predicted> predicted{};
+  bool is_confirmed = false;        // recorded again, with the same result
+  bool is_second = false;           // in the place of another one, from which it may differ
+  const std::uint64_t predictions;  // num_predictions() when it was recorded
   std::unique_ptr<Interpreter> interpreter;
   std::unique_ptr<DeviceReplay> device;
   std::string no_device;  // why a step on a device is not replayed by it
@@ -174,18 +176,34 @@ void CompiledStep::fit(Entry& entry, ProcessGroup* group) {
                                              [](const ir::Value& value) { return value.kind == ir::ValueKind::unit; });
   if (!options_.memory_budget.is_set() && !(group && has_units)) return;
   entry.is_fitted = false;
-  const CategoryBytes before = footprint_of(entry.graph.program).before;
+  const ir::Footprint alone = footprint_of(entry.graph.program);
   const Accounting& account = RankContext::current().allocator(device_of(entry.recorded)).accounting();
-  Fitted fitted = fit_program(
-      entry.recorded, {.budget = options_.memory_budget,
-                       .passes = options_.passes,
-                       .beside = account.total() - std::accumulate(before.begin(), before.end(), std::int64_t{0}),
-                       .group = group});
+  CategoryBytes beside = account.current();
+  for (std::size_t c = 0; c < beside.size(); ++c) beside[c] -= alone.before[c];
+  const std::int64_t bytes_beside = std::accumulate(beside.begin(), beside.end(), std::int64_t{0});
+  if (options_.memory_budget.is_set() && !prices_ && !RankContext::current().is_ghost())
+    prices_ = measure_prices(entry.graph.program,
+                             {.most_bytes = std::max<std::int64_t>(
+                                  1, options_.memory_budget.bytes(alone.peak + bytes_beside) - account.total()),
+                              .group = group ? group_ : nullptr});
+  Fitted fitted = fit_program(entry.recorded, {.budget = options_.memory_budget,
+                                               .passes = options_.passes,
+                                               .beside = bytes_beside,
+                                               .group = group,
+                                               .prices = prices_ ? &*prices_ : nullptr});
   entry.is_fitted = true;
   entry.notes = fmt::format("{}", fmt::join(fitted.notes, "; "));
+  if (options_.memory_budget.is_set()) {
+    entry.predicted = {fitted.footprint.most, fitted.footprint.peak + bytes_beside, fitted.seconds};
+    for (std::size_t c = 0; c < beside.size(); ++c) entry.predicted->bytes[c] += beside[c];
+  }
   if (fitted.program == entry.graph.program) return;
   entry.fitted = std::make_unique<const Graph>(Graph{std::move(fitted.program), entry.graph.live});
   entry.interpreter = std::make_unique<Interpreter>(*entry.fitted);
+}
+
+std::optional<CompiledStep::Predicted> CompiledStep::predicted() const {
+  return entries_.empty() ? std::nullopt : entries_.front()->predicted;
 }
 
 std::vector<Tensor> CompiledStep::run_eagerly(std::span<const Tensor> arguments) {

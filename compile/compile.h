@@ -24,6 +24,7 @@
 #include "compile/ir/graph.h"
 #include "compile/passes/pass.h"
 #include "runtime/comm/group/process_group.h"
+#include "runtime/exec/price.h"
 #include "runtime/memory/memory_budget.h"
 
 namespace sherd {
@@ -79,6 +80,14 @@ class CompiledStep {
   /// The recording that the last call made or used, before passes; null before there is one.
   const ir::Program* recorded() const;
 
+  /// What a replay of that recording was predicted to take before the first one, if it has a memory budget.
+  struct Predicted {
+    CategoryBytes bytes{};  ///< most of each category of the rank's accounts
+    std::int64_t peak = 0;  ///< most of all together
+    double seconds = 0;     ///< by prices that were measured here; 0 on a ghost
+  };
+  std::optional<Predicted> predicted() const;
+
   /// How the last call ran, and why: "recorded: argument 0 is i64[4,16], the graph has i64[8,16]", "replayed by cuda:0
   /// in one call, 812 nodes".
   std::string why() const;
@@ -117,6 +126,7 @@ class CompiledStep {
   std::int64_t num_calls_ = 0;  // until graphs are compared
   bool is_compared_ = false, knows_group_ = false;
   std::optional<ir::Program> begun_with_;
+  std::optional<Prices> prices_;         // of calls, once measured
   std::string refusal_;                  // of a recording that all ranks have fitted together
   std::shared_ptr<ProcessGroup> group_;  // that it is run in; null: alone
   bool has_said_room_ = false;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "compile/ir/analysis/seconds.h"
 #include "compile/run/footprint.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/purpose.h"
@@ -29,10 +30,19 @@ std::int64_t recorded_peak(ir::Program program, std::span<const ir::Pass> passes
   return footprint_of(program).peak;
 }
 
+// A transfer counts as what it takes, hidden or not: which of them hide is not for the choice of what to let go of.
+std::vector<double> seconds_of_nodes(const ir::Program& program, const Prices& prices) {
+  std::vector<double> seconds;
+  for (const ir::NodeSeconds& node : node_seconds(program, prices)) seconds.push_back(node.compute + node.queued);
+  return seconds;
+}
+
 Fitted fit(ir::Program recorded, const FitOptions& options) {
   Fitted fitted{.recorded_peak = recorded_peak(recorded, options.passes)};
   const std::int64_t without = fitted.recorded_peak + options.beside;
-  ir::PassContext context{.beside = options.beside, .footprint = footprint_of, .seconds = options.seconds};
+  ir::PassContext context{.beside = options.beside, .footprint = footprint_of};
+  if (options.prices)
+    context.seconds = [&options](const ir::Program& program) { return seconds_of_nodes(program, *options.prices); };
   if (options.budget.is_set()) {
     context.budget = options.budget.bytes(without);
     if (*context.budget >= without) {
@@ -45,6 +55,7 @@ Fitted fit(ir::Program recorded, const FitOptions& options) {
   run_passes(recorded, options.passes, context);
   fitted.program = std::move(recorded);
   fitted.footprint = footprint_of(fitted.program);
+  if (options.prices) fitted.seconds = step_seconds(fitted.program, *options.prices).seconds;
   fitted.notes = std::move(context.notes);
   return fitted;
 }

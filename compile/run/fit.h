@@ -1,13 +1,13 @@
 #pragma once
 // From a recorded step to one that fits its bytes: the passes, with what they decide by on this rank.
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "compile/passes/pass.h"
 #include "runtime/comm/group/process_group.h"
+#include "runtime/exec/price.h"
 #include "runtime/memory/memory_budget.h"
 
 namespace sherd {
@@ -20,8 +20,8 @@ struct FitOptions {
   /// Ranks that fit the same program together, and decide alike what they must; null: this one alone decides nothing
   /// that others must do too.
   ProcessGroup* group = nullptr;
-  /// Seconds of each node; unset: they cost nothing.
-  std::function<std::vector<double>(const ir::Program&)> seconds{};
+  /// What passes decide by; null: all nodes cost nothing.
+  const Prices* prices = nullptr;
 };
 
 /// A program to run, and what is known of it before it does.
@@ -29,6 +29,7 @@ struct Fitted {
   ir::Program program{};
   ir::Footprint footprint{};         ///< of a replay
   std::int64_t recorded_peak = 0;    ///< what a replay of the recorded program holds, beside excluded
+  double seconds = 0;                ///< of a replay, by the prices
   std::vector<std::string> notes{};  ///< what passes have done, a line each
 };
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -25,6 +26,7 @@ using ir::GraphNode, ir::Program, ir::TensorRef, ir::ValueId;
 
 constexpr int kMostRuns = 5, kMostVisits = 2;
 constexpr std::int64_t kLeastRoom = 1 << 20;
+constexpr std::int64_t kAnyRoom = std::numeric_limits<std::int64_t>::max();
 constexpr std::size_t kManyValues = 8;  // more than a row has that takes no list
 
 double seconds_now() {
@@ -212,9 +214,10 @@ struct Kind {
 
 class Measuring {
  public:
-  Measuring(const Program& program, double most_seconds)
+  Measuring(const Program& program, double most_seconds, std::int64_t most_bytes)
       : program_(program),
         touches_(touches_of(program)),
+        room_(std::min(std::max(touches_.most_bytes, kLeastRoom), most_bytes > 0 ? most_bytes : kAnyRoom)),
         ends_(seconds_now() + most_seconds),
         cache_(static_cast<std::size_t>(std::min(8 * cache_bytes(), touches_.most_bytes))) {}
 
@@ -260,8 +263,7 @@ class Measuring {
   void run(Kind& kind) {
     if (seconds_now() >= ends_) return;
     try {
-      Call call(program_, program_.nodes[kind.first], touches_.recent[kind.first],
-                std::max(touches_.most_bytes, kLeastRoom));
+      Call call(program_, program_.nodes[kind.first], touches_.recent[kind.first], room_);
       if (!call.fits()) return;
       const double first = call.run(cache_);  // buffers of the kernel grow
       const std::size_t before = kind.runs.size();
@@ -273,6 +275,7 @@ class Measuring {
 
   const Program& program_;
   const Touches touches_;
+  const std::int64_t room_;
   const double ends_;
   std::vector<std::byte> cache_;
   std::vector<Kind> kinds_;
@@ -288,7 +291,7 @@ Prices measure_prices(const Program& program, const MeasureOptions& options) {
   const bool is_alone = !options.group || options.group->size() == 1;
   if (!is_alone) check_lengths(program, *options.group);
   const double share = is_alone ? 1 : 0.75;
-  Prices prices = Measuring(program, options.most_seconds * share).calls();
+  Prices prices = Measuring(program, options.most_seconds * share, options.most_bytes).calls();
   if (is_alone) return prices;
   measure_links(program, options.most_seconds * (1 - share), prices);
   return agree_prices(program, prices, *options.group);

@@ -11,6 +11,7 @@ namespace sherd {
 
 struct MeasureOptions {
   double most_seconds = 3;
+  std::int64_t most_bytes = 0;  ///< in the account of workspace; 0: as below
   /// Ranks that run the program together and all measure now; null: this one alone.
   std::shared_ptr<ProcessGroup> group{};
 };
@@ -21,14 +22,13 @@ struct MeasureOptions {
 /// no time is left, or no memory, are priced by rates of those that were run. Units and collectives are not run:
 /// transfers of their sizes are timed on the program's groups, on which a shaped link shows as it would in the step,
 /// beside the thread's own time where queues have no core for themselves.
-/// Memory: of one call at a time, in the account of workspace, at most what the program's temporaries take at their
-/// peak or 1 MiB (of optimizers' lists, parts then lie on each other); and beside it, in no account, as much again or
-/// eight of the core's caches, whichever is less. Changes no slot, counter or mode; peaks of the accounting, and counts
-/// of the groups' lanes, include it.
-/// With a group it is collective, and all ranks return equal prices of equal nodes: those of the rank whose calls take
-/// longest, for which the others wait. (The slowest of each call would add up to a step that no rank takes.) Calls that
-/// are equal on one rank have one price on all. Error if programs have other numbers of nodes, and on a ghost rank,
-/// where nothing can be measured.
+/// Memory: of one call at a time, in the account of workspace, at most most_bytes and at most what the program's
+/// temporaries take at their peak or 1 MiB (of optimizers' lists, parts then lie on each other); and beside it, in no
+/// account, as much again or eight of the core's caches, whichever is less. Changes no slot, counter or mode; peaks of
+/// the accounting, and counts of the groups' lanes, include it. With a group it is collective, and all ranks return
+/// equal prices of equal nodes: those of the rank whose calls take longest, for which the others wait. (The slowest of
+/// each call would add up to a step that no rank takes.) Calls that are equal on one rank have one price on all. Error
+/// if programs have other numbers of nodes, and on a ghost rank, where nothing can be measured.
 Prices measure_prices(const ir::Program& program, const MeasureOptions& options = {});
 
 }  // namespace sherd
