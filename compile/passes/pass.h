@@ -37,7 +37,7 @@ struct PassContext {
   /// Bytes that the rank may hold at most while the program runs; none: as many as it was recorded to hold.
   std::optional<std::int64_t> budget{};
   std::int64_t beside = 0;  ///< of these, what is not the program's
-  /// Of a program as the last pass leaves it; unset: unknown, and nothing is decided by it.
+  /// Finds it for a program as the last pass leaves it; unset: it is unknown, and nothing is decided by it.
   std::function<Footprint(const Program&)> footprint{};
   /// Seconds of each node. Unset: they cost nothing.
   std::function<std::vector<double>(const Program&)> seconds{};

@@ -56,7 +56,7 @@ class Fitter {
     return left_out;
   }
 
-  // Those are left out, and no others; without a list none is.
+  // Fixes the gathers that are left out to be these; without a list none is.
   void fix_gathers(const std::vector<bool>& left_out) {
     std::size_t next = 0;
     for (std::size_t g = 0; g < start_.choice.size(); ++g) {

@@ -64,7 +64,7 @@ class Chooser {
     return true;
   }
 
-  // Of equal gaps in equal blocks the first is tried: it is the longest.
+  // Equal gaps in equal blocks stand for each other: the first is tried, which is the longest.
   std::vector<Move> moves_at_peak() const {
     std::map<std::pair<int, Over>, int> first_of_kind;
     for (const int gap : load_.at_peak) {

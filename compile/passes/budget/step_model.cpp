@@ -77,7 +77,7 @@ StepModel::StepModel(const Program& program, std::vector<double> seconds)
   name_kinds();
 }
 
-// Of nodes that mean the same, one whose outputs are laid out like this one's; -1 if there is none.
+// Finds among nodes that mean the same one whose outputs are laid out like this one's; -1 if there is none.
 int StepModel::twin_before(std::size_t node, std::vector<int>& others) const {
   const auto is_alike = [&](const TensorRef& a, const TensorRef& b) {
     return a.dtype == b.dtype && a.shape == b.shape && a.strides == b.strides && a.offset == b.offset &&
@@ -215,7 +215,7 @@ void StepModel::find_gaps() {
   }
 }
 
-// Of a release and a gather that are of one unit each, and between which its shards stay as they are.
+// A gap of a unit is between a release and a gather of it alone, if its shards stay as they are in between.
 void StepModel::find_unit_gaps() {
   std::vector<int> released(program_.values.size(), -1);
   for (std::size_t i = 0; i < program_.nodes.size(); ++i) {

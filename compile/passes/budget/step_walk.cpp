@@ -91,7 +91,7 @@ class StepWalk {
     return is_closed(work.opens) || is_closed(work.closes);
   }
 
-  // Of a node that was recorded to repeat an earlier one.
+  // Says of a node that was recorded to repeat an earlier one whether it has to.
   bool is_needed(const StepModel::Work& work) const {
     return std::ranges::any_of(work.makes,
                                [&](int held) { return held >= 0 && !states_[at(held)].is_there && has_use(held); });
