@@ -180,12 +180,12 @@ void CompiledStep::fit(Entry& entry, ProcessGroup* group) {
   const Accounting& account = RankContext::current().allocator(device_of(entry.recorded)).accounting();
   CategoryBytes beside = account.current();
   for (std::size_t c = 0; c < beside.size(); ++c) beside[c] -= alone.before[c];
+  if (!has_arguments_)
+    for (const ir::Value& value : entry.recorded.values)
+      if (value.kind == ir::ValueKind::argument) beside[static_cast<std::size_t>(value.category)] += value.bytes;
   const std::int64_t bytes_beside = std::accumulate(beside.begin(), beside.end(), std::int64_t{0});
-  if (options_.memory_budget.is_set() && !prices_ && !RankContext::current().is_ghost())
-    prices_ = measure_prices(entry.graph.program,
-                             {.most_bytes = std::max<std::int64_t>(
-                                  1, options_.memory_budget.bytes(alone.peak + bytes_beside) - account.total()),
-                              .group = group ? group_ : nullptr});
+  if (options_.memory_budget.is_set())
+    price(entry, options_.memory_budget.bytes(alone.peak + bytes_beside) - account.total(), group != nullptr);
   Fitted fitted = fit_program(entry.recorded, {.budget = options_.memory_budget,
                                                .passes = options_.passes,
                                                .beside = bytes_beside,
@@ -201,6 +201,23 @@ void CompiledStep::fit(Entry& entry, ProcessGroup* group) {
   entry.fitted = std::make_unique<const Graph>(Graph{std::move(fitted.program), entry.graph.live});
   entry.interpreter = std::make_unique<Interpreter>(*entry.fitted);
 }
+
+// Once for all recordings of the step. A ghost has nothing to measure.
+void CompiledStep::price(const Entry& entry, std::int64_t most_bytes, bool is_together) {
+  if (prices_ || RankContext::current().is_ghost()) return;
+  prices_ = measure_prices(entry.graph.program, {.most_bytes = std::max<std::int64_t>(1, most_bytes),
+                                                 .group = is_together ? group_ : nullptr});
+}
+
+void CompiledStep::prepare() {
+  if (entries_.empty()) return;
+  has_arguments_ = false;
+  compare_programs();
+  fit(*entries_.front(), nullptr);
+  has_arguments_ = true;
+}
+
+std::string CompiledStep::notes() const { return entries_.empty() ? "" : entries_.front()->notes; }
 
 std::optional<CompiledStep::Predicted> CompiledStep::predicted() const {
   return entries_.empty() ? std::nullopt : entries_.front()->predicted;

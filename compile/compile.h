@@ -77,6 +77,9 @@ class CompiledStep {
   /// the next ones are, if its guards hold. Before the first call, on all ranks of the group or on none. Errors of
   /// bind(), for slots, units and settings that are not here.
   void begin_with(ir::Program recorded);
+  /// Does before the first call, without its arguments, what that would do before it replays: compares the recording
+  /// over the ranks and makes it fit. Collective over the group. Nothing without a recording.
+  void prepare();
   /// The recording that the last call made or used, before passes; null before there is one.
   const ir::Program* recorded() const;
 
@@ -92,6 +95,8 @@ class CompiledStep {
   /// in one call, 812 nodes".
   std::string why() const;
   Mode mode() const { return mode_; }
+  /// What passes have done to that recording, a line; empty if they had nothing to decide.
+  std::string notes() const;
   /// The recording the last call made or used, as passes left it; null before there is one.
   const ir::Graph* graph() const;
   std::size_t num_graphs() const { return entries_.size(); }
@@ -114,6 +119,7 @@ class CompiledStep {
   void compare_programs();
   /// Makes what is replayed fit its bytes. Collective over the group, if one is given.
   void fit(Entry& entry, ProcessGroup* group);
+  void price(const Entry& entry, std::int64_t most_bytes, bool is_together);
   /// The recording that fits this call, or null and `reason_`.
   Entry* find(std::span<const Tensor> arguments);
 
@@ -125,6 +131,7 @@ class CompiledStep {
   std::string reason_;
   std::int64_t num_calls_ = 0;  // until graphs are compared
   bool is_compared_ = false, knows_group_ = false;
+  bool has_arguments_ = true;  // of the call that is made
   std::optional<ir::Program> begun_with_;
   std::optional<Prices> prices_;         // of calls, once measured
   std::string refusal_;                  // of a recording that all ranks have fitted together

@@ -62,6 +62,9 @@ void print_what_is_trained(Trainer& trainer) {
                     trainer.group().size(), trainer.group().size() == 1 ? "" : "s",
                     sharding_text(trainer.config().plan, trainer.mesh().num_data_ranks()),
                     mesh.empty() ? "" : ", mesh ", mesh, ids.empty() ? "" : "; ", ids));
+  if (const std::optional<CompiledStep::Predicted> predicted = trainer.predicted())
+    print(stderr, fmt::format("{}; an update will hold {} and take {:.3g} ms\n", trainer.notes(),
+                              format_bytes(predicted->peak), predicted->seconds * 1e3));
 }
 
 /// A resume of a run that has made all of its steps.

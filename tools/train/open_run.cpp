@@ -145,6 +145,7 @@ void RunStart::open() {
   if (resumed_) resume();
   if (run_.regroup.goes_on()) run_.regroup.give_state(run_.training_state(), run_.mesh->root(), group_);
   if (config_.save_async) explain_memory_of(run_, [&] { run_.saves->prepare(run_.training_state()); });
+  explain_memory_of(run_, [&] { as_usage([&] { run_.step->prepare(); }); });
   run_.regroup.say(run_.state, group_, begin);
   run_.first_step = run_.state.updates;
 }

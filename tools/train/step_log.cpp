@@ -66,6 +66,7 @@ void StepLog::arrived(StepMetrics metrics, const Begun& begun, std::span<const d
   summary_.step_comm = counts_with_subgroups(group_);
   summary_.step_comm -= begun.counts;
   raise(summary_.peak_bytes, metrics.memory_bytes);
+  summary_.peak_total = std::max(summary_.peak_total, metrics.memory_peak_bytes);
   if (metrics.step == first_step_ + 1 && !has_first_loss_) summary_.first_loss = metrics.loss;
   last_losses_.push_back(metrics.loss);
   if (last_losses_.size() > 10) last_losses_.erase(last_losses_.begin());
@@ -108,6 +109,7 @@ void StepLog::count_peak(StepMetrics& metrics) {
   metrics.memory_bytes = memory_.peak();
   metrics.memory_peak_bytes = memory_.total_peak();
   raise(summary_.peak_bytes, metrics.memory_bytes);
+  summary_.peak_total = std::max(summary_.peak_total, metrics.memory_peak_bytes);
 }
 
 void StepLog::report(const StepMetrics& metrics) {

@@ -31,11 +31,13 @@ struct SurvivalCounts {
 struct TrainSummary {
   double first_loss = 0, last_losses_mean = 0;  ///< first step; mean of the last 10 steps of this run
   std::optional<double> val_loss;
-  CategoryBytes peak_bytes{};           ///< this rank's peak per category over all steps
-  std::optional<MemoryPicture> peak{};  ///< rank 0's, if config.explain_peak asks for it
-  RunTimes times{};                     ///< of all steps but the first two
-  CommCounts step_comm{};               ///< collectives of the last training step
-  CommTimes comm{};                     ///< of all steps but the first two, in which orders are recorded
+  CategoryBytes peak_bytes{};                          ///< this rank's peak per category over all steps
+  std::int64_t peak_total = 0;                         ///< of all together
+  std::optional<CompiledStep::Predicted> predicted{};  ///< of captured updates with a memory budget, on this rank
+  std::optional<MemoryPicture> peak{};                 ///< rank 0's, if config.explain_peak asks for it
+  RunTimes times{};                                    ///< of all steps but the first two
+  CommCounts step_comm{};                              ///< collectives of the last training step
+  CommTimes comm{};                                    ///< of all steps but the first two, in which orders are recorded
   double seconds = 0;
   std::int64_t steps = 0;                         ///< updates made, those before this run included
   std::optional<double> loss_scale;               ///< of the last step, if the loss is scaled

@@ -63,15 +63,29 @@ std::string memory_table(Trainer& trainer, const TrainSummary& summary) {
       gather_attrs(trainer.group(), Peaks{{summary.peak_bytes.begin(), summary.peak_bytes.end()}});
   std::string text = fmt::format("memory, peak per category\n  {:<15}", "");
   for (std::size_t r = 0; r < peaks.size(); ++r) text += fmt::format(" {:>10}", fmt::format("rank {}", r));
-  text += fmt::format(" {:>16}\n", "one rank (state)");
+  text += fmt::format(" {:>16}{}\n", "one rank (state)", summary.predicted ? "  rank 0 predicted" : "");
   const std::int64_t parameters = trainer.model().num_parameters();
   for (std::size_t c = 0; c < kNumCategories; ++c) {
     const auto category = static_cast<MemoryCategory>(c);
     text += fmt::format("  {:<15}", name(category));
     for (const Peaks& rank : peaks) text += fmt::format(" {:>10}", format_bytes(rank.of_categories[c]));
-    text += fmt::format(" {:>16}\n", one_rank_figure(category, parameters));
+    text += fmt::format(" {:>16}", one_rank_figure(category, parameters));
+    if (summary.predicted) text += fmt::format(" {:>17}", format_bytes(summary.predicted->bytes[c]));
+    text += "\n";
   }
   return text;
+}
+
+// What was given, predicted and measured.
+std::string budget_line(const TrainConfig& config, const TrainSummary& summary) {
+  const CompiledStep::Predicted& predicted = *summary.predicted;
+  std::string text =
+      fmt::format("memory budget   {} given; predicted {}, measured {}", config.plan.memory_budget.text(),
+                  format_bytes(predicted.peak), format_bytes(summary.peak_total));
+  if (const double measured = summary.times.steps.p50; measured > 0)
+    text += fmt::format("; {:.3g} ms a step predicted, {:.3g} measured ({:+.1f} %)", predicted.seconds * 1e3,
+                        measured * 1e3, 100 * (predicted.seconds / measured - 1));
+  return text + "\n";
 }
 
 }  // namespace
@@ -98,6 +112,7 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
           summary.comm.transfer(), summary.comm.skew);
   }
   text += print_run_times(summary.times);
+  if (summary.predicted) text += budget_line(config, summary);
   if (!config.metrics.empty()) text += fmt::format("metrics     {}\n", config.metrics);
   if (!config.trace.empty()) text += fmt::format("trace       {}\n", config.trace);
   if (summary.saves)

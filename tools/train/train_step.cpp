@@ -86,6 +86,10 @@ void TrainStep::plan(std::int64_t data_vocabulary) {
             nn::make_plan(architecture, plan.tensor_parallel));
 }
 
+void TrainStep::prepare() {
+  if (compiled_) compiled_->prepare();
+}
+
 void TrainStep::set_step(std::int64_t step) {
   nn::set_step(step);
   optimizer_->set_lr(schedule_.at(step));

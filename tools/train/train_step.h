@@ -69,6 +69,9 @@ class TrainStep {
   /// learning rate is optimizer.lr. Local; does not wait for the device.
   void set_step(std::int64_t step);
 
+  /// Makes captured updates fit config.plan.memory_budget before the first of them; nothing without a budget.
+  /// Collective over the mesh. Error, on all ranks, if the least that an update can hold is more.
+  void prepare();
   /// One update by this rank's part of the batch: tokens and targets, i32 or i64 [B, T] on the model's device; B is a
   /// multiple of config.plan.micro_batches, T at most the model's positions. If config.plan.compiled is set, updates
   /// are captured and replayed, with the same bits. A norm that is not finite leaves parameters and optimizer state as
@@ -91,6 +94,9 @@ class TrainStep {
   bool is_captured() const { return compiled_ && compiled_->mode() == CompiledStep::Mode::replay; }
   /// How the last update() ran, and why: "eager", "replayed: ...", as CompiledStep::why().
   std::string how() const { return compiled_ ? compiled_->why() : "eager"; }
+  /// What was done to captured updates, a line, and what they were predicted to hold and take: with a budget.
+  std::string notes() const { return compiled_ ? compiled_->notes() : ""; }
+  std::optional<CompiledStep::Predicted> predicted() const { return compiled_ ? compiled_->predicted() : std::nullopt; }
   /// The recording of updates, before passes; null without one.
   const ir::Program* recorded() const { return compiled_ ? compiled_->recorded() : nullptr; }
   /// How the last evaluate() ran.

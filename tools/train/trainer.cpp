@@ -233,6 +233,7 @@ TrainSummary Steps::make_all() {
   summary.survival = regroup_.counts();
   summary.stopped_by = signal;
   summary.steps = step;
+  summary.predicted = run_.step->predicted();
   summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (run_.config.plan.numerics.layout_free())
     summary.state_hash = ckpt::hash_state(run_.training_state(), *run_.group);

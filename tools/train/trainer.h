@@ -75,6 +75,10 @@ class Trainer {
   /// Updates made in all.
   std::int64_t updates() const { return run_->state.updates; }
   const RunState& run_state() const { return run_->state; }
+  /// What was done to captured updates so that they fit config().plan.memory_budget, a line; and what they were
+  /// predicted to hold and take on this rank. Empty without a budget.
+  std::string notes() const { return run_->step->notes(); }
+  std::optional<CompiledStep::Predicted> predicted() const { return run_->step->predicted(); }
 
   // ---- of a run that outlives replicas ----
 
