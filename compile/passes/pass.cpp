@@ -8,6 +8,7 @@
 #include "compile/ir/text/print.h"
 #include "compile/ir/verify.h"
 #include "compile/passes/budget/budget.h"
+#include "compile/passes/dead_nodes.h"
 #include "compile/passes/place_eager.h"
 #include "compile/passes/place_waits.h"
 #include "compile/passes/ssa.h"
@@ -69,17 +70,24 @@ Pass alone(std::string name, void (*run)(Program&), Forms gives = 0, Forms ends 
 // Scratch comes last of what makes values: how much a rank needs follows from the sizes of its local tensors, and the
 // numbers of other values must not.
 std::vector<Pass> standard_passes() {
-  return {alone("ssa", ssa, form::split, form::placed),
-          {"budget", fit_budget, form::split},
-          alone("place_eager", place_eager, form::placed, form::split),
-          alone("accumulate_apart", accumulate_apart),
-          alone("scratch_as_values", scratch_as_values),
-          alone("place_waits", place_waits, form::waits)};
+  std::vector<Pass> passes;
+  passes.push_back(alone("ssa", ssa, form::split, form::placed));
+  passes.push_back({"dead_nodes", [](Program& program, PassContext& context) {
+                      if (context.may_improve) drop_dead_nodes(program);
+                    }});
+  passes.push_back({"budget", fit_budget, form::split});
+  passes.push_back({"place_eager",
+                    [](Program& program, PassContext& context) { place_eager(program, context.may_improve); }, 0,
+                    form::placed, form::split});
+  passes.push_back(alone("accumulate_apart", accumulate_apart));
+  passes.push_back(alone("scratch_as_values", scratch_as_values));
+  passes.push_back(alone("place_waits", place_waits, form::waits));
+  return passes;
 }
 
 Footprint PassContext::outcome(Program program) const {
-  PassContext nothing;
-  for (const Pass& pass : later) pass.run(program, nothing);
+  PassContext undecided{.may_improve = may_improve};
+  for (const Pass& pass : later) pass.run(program, undecided);
   return footprint(program);
 }
 

@@ -34,6 +34,8 @@ struct Pass {
 
 /// What passes decide by, and what they say. Without it they leave what was recorded.
 struct PassContext {
+  /// Whether the program may become another than the recorded one. Recordings are compared as they were made.
+  bool may_improve = false;
   /// Bytes that the rank may hold at most while the program runs; none: as many as it was recorded to hold.
   std::optional<std::int64_t> budget{};
   std::int64_t beside = 0;  ///< of these, what is not the program's
@@ -41,8 +43,8 @@ struct PassContext {
   std::function<Footprint(const Program&)> footprint{};
   /// Seconds of each node. Unset: they cost nothing.
   std::function<std::vector<double>(const Program&)> seconds{};
-  /// By item: whether it is true on all ranks, which call it together and equally often. Unset: this rank decides nothing that the others
-  /// must do too.
+  /// By item: whether it is true on all ranks, which call it together and equally often. Unset: this rank decides
+  /// nothing that the others must do too.
   std::function<std::vector<bool>(const std::vector<bool>&)> on_all{};
   std::span<const Pass> later{};     ///< the passes that come after this one
   std::vector<std::string> notes{};  ///< a line of each pass that has decided something

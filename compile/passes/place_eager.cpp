@@ -53,9 +53,32 @@ bool may_follow(const Program& program, ValueId old, ValueId next, const std::ve
          });
 }
 
+// What was recorded in no other's bytes, or no longer fits there, writes over an input of its node that is over then,
+// as the dispatcher would have it do.
+void place_others(const Program& program, const std::vector<Life>& lives, std::vector<ValueId>& holder,
+                  std::vector<ValueId>& latest) {
+  for (const GraphNode& node : program.nodes) {
+    if (!node.op->traits.pointwise || node.accumulate || node.out.size() != 1) continue;
+    const ValueId made = node.out[0].value;
+    const auto at = static_cast<std::size_t>(made);
+    if (holder[at] != made || latest[at] != made || lives[at].maker != &node) continue;
+    for (const TensorRef& in : node.in) {
+      if (!in.defined() || program.value(in.value).kind != ValueKind::temporary) continue;
+      const auto place = static_cast<std::size_t>(holder[static_cast<std::size_t>(in.value)]);
+      const bool fits = latest[place] == in.value && program.value(in.value).category == program.value(made).category &&
+                        lives[static_cast<std::size_t>(in.value)].last_mention == lives[at].first &&
+                        may_follow(program, in.value, made, lives);
+      if (!fits) continue;
+      holder[at] = static_cast<ValueId>(place);
+      latest[place] = made;
+      break;
+    }
+  }
+}
+
 }  // namespace
 
-void place_eager(Program& program) {
+void place_eager(Program& program, bool improves) {
   const std::vector<Life> lives = lives_of(program);
   std::vector<ValueId> holder, latest, followers;
   for (std::size_t v = 0; v < program.values.size(); ++v) {
@@ -72,6 +95,7 @@ void place_eager(Program& program) {
     holder[static_cast<std::size_t>(v)] = holder[place];
     latest[place] = v;
   }
+  if (improves) place_others(program, lives, holder, latest);
   renumber(program, holder);
   settle(program);
 }

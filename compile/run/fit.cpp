@@ -40,7 +40,7 @@ std::vector<double> seconds_of_nodes(const ir::Program& program, const Prices& p
 Fitted fit(ir::Program recorded, const FitOptions& options) {
   Fitted fitted{.recorded_peak = recorded_peak(recorded, options.passes)};
   const std::int64_t without = fitted.recorded_peak + options.beside;
-  ir::PassContext context{.beside = options.beside, .footprint = footprint_of};
+  ir::PassContext context{.may_improve = true, .beside = options.beside, .footprint = footprint_of};
   if (options.prices)
     context.seconds = [&options](const ir::Program& program) { return seconds_of_nodes(program, *options.prices); };
   if (options.budget.is_set()) {

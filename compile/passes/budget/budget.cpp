@@ -93,8 +93,8 @@ class Fitter {
   // The node of the peak, as it stands in the program that runs.
   std::string description(const Choice& choice, std::size_t node) const {
     Program program = rewritten(choice);
-    PassContext nothing;
-    for (const Pass& pass : context_.later) pass.run(program, nothing);
+    PassContext undecided{.may_improve = context_.may_improve};
+    for (const Pass& pass : context_.later) pass.run(program, undecided);
     const GraphNode& there = program.nodes[node];
     const std::string module =
         there.module == kNoModule ? "" : fmt::format(" of {}", program.modules[at(there.module)]);

@@ -207,6 +207,7 @@ void StepModel::find_gaps() {
                        .use = static_cast<int>(u),
                        .first = held.uses[u - 1],
                        .last = held.uses[u],
+                       .node = held.node,
                        .bytes = held.bytes});
       const bool is_gone =
           std::ranges::any_of(held.makers, [&](int maker) { return held.uses[u - 1] < maker && maker < held.uses[u]; });

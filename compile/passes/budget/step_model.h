@@ -35,6 +35,7 @@ class StepModel {
     int held = -1;              ///< what is held: an index of the model's
     int use = -1;               ///< the use of it that ends the gap
     int first = -1, last = -1;  ///< the recorded nodes of the two uses
+    int node = -1;              ///< that makes it, and would again
     std::int64_t bytes = 0;
     bool is_unit = false;  ///< of gathered parameters, from a release to the gather after it
     int kind = 0;          ///< equal for gaps of equal values in equal blocks
