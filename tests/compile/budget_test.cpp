@@ -66,7 +66,7 @@ TEST(Budget, HoldsWhatItIsGivenToThePredictedByteAndLeavesTheSameBits) {
       if (c.ranks == 1) ++fitted_below;
     }
   });
-  EXPECT_GE(fitted_below, 6) << "budgets that three steps of one rank reach";
+  EXPECT_GE(fitted_below, 3) << "budgets that three steps of one rank reach";
 }
 
 TEST(Budget, WithoutOneNothingIsHeldLongerThanItCosts) {
@@ -93,7 +93,8 @@ TEST(Budget, AboveWhatTheStepHoldsIsSaid) {
     const Fitted fitted = fit_program(step.recorded(), {.budget = "10GB", .passes = passes});
     ASSERT_EQ(fitted.notes.size(), 1u);
     EXPECT_NE(fitted.notes[0].find("no more than the 10 GB that it is given"), std::string::npos) << fitted.notes[0];
-    EXPECT_TRUE(fitted.program == step.complete());
+    EXPECT_LE(fitted.footprint.peak, fitted.recorded_peak);
+    EXPECT_TRUE(step.run(fitted.program).same_bits_as(step.run(step.recorded())));
   });
 }
 
@@ -150,13 +151,20 @@ Program drawn_step(Dice& dice, int length) {
   return program;
 }
 
-double best_seconds(const StepModel& model, std::int64_t limit) {
+// Tries all sets of gaps, but for those whose own nodes alone take as long as the best so far.
+double best_seconds(const StepModel& model, std::span<const double> node_seconds, std::int64_t limit) {
   double best = std::numeric_limits<double>::infinity();
   const std::size_t gaps = model.gaps().size();
+  const double recorded = model.weigh(model.recorded()).seconds;
   for (std::size_t set = 0; set < std::size_t{1} << gaps; ++set) {
     Choice choice(gaps, Over::held);
+    double least = recorded;
     for (std::size_t g = 0; g < gaps; ++g)
-      if (set >> g & 1) choice[g] = Over::gone;
+      if (set >> g & 1) {
+        choice[g] = Over::gone;
+        least += node_seconds[static_cast<std::size_t>(model.gaps()[g].node)];
+      }
+    if (least >= best) continue;
     const StepModel::Load load = model.weigh(choice);
     if (load.peak <= limit) best = std::min(best, load.seconds);
   }
@@ -168,7 +176,7 @@ TEST(Budget, ComesNearTheBestChoiceOfFiftyDrawnSteps) {
   Dice dice(kSeed);
   double worst = 1;
   for (int drawn = 0; drawn < 50; ++drawn) {
-    const Program program = drawn_step(dice, 14);
+    const Program program = drawn_step(dice, 16);
     std::vector<double> seconds;
     for (std::size_t i = 0; i < program.nodes.size(); ++i)
       seconds.push_back(1e-3 * static_cast<double>(1 + dice.below(100)));
@@ -180,7 +188,7 @@ TEST(Budget, ComesNearTheBestChoiceOfFiftyDrawnSteps) {
         least + static_cast<std::int64_t>(dice.below(static_cast<std::size_t>(recorded.peak - least + 1)));
     const std::optional<Choice> choice = choose_gaps(model, limit, start);
     ASSERT_TRUE(choice) << "seed " << kSeed << ", step " << drawn;
-    const double best = best_seconds(model, limit);
+    const double best = best_seconds(model, seconds, limit);
     const StepModel::Load load = model.weigh(*choice);
     EXPECT_LE(load.peak, limit);
     worst = std::max(worst, load.seconds / best);

@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 
 #include "compile/ir/analysis/meaning.h"
 #include "compile/ir/verify.h"
+#include "compile/run/fit.h"
 #include "tests/compile/corruptions.h"
 #include "tests/compile/recorded_step.h"
 
@@ -45,14 +47,13 @@ struct Tally {
 
 // Ranks draw alike, but their local shapes may differ, and with them what a draw hits: only what all refuse counts, and
 // only what all accept runs.
-Tally corrupt(const RecordedStep& step, std::uint64_t seed) {
-  const Program& sound = step.complete();
+Tally corrupt(const RecordedStep& step, const Program& sound, int refusals, std::uint64_t seed) {
   verify(sound);
   const Outcome expected = step.run(sound);
   Dice dice(seed);
   Tally tally;
   std::map<std::string, Tally> kinds;
-  for (int attempt = 0; tally.refused() < kRefusals && attempt < 100 * kRefusals; ++attempt) {
+  for (int attempt = 0; tally.refused() < refusals && attempt < 100 * refusals; ++attempt) {
     const Corruption& corruption = corruptions()[dice.below(corruptions().size())];
     Dice own(seed + 1 + static_cast<std::uint64_t>(attempt));
     Program wrong;
@@ -81,13 +82,41 @@ Tally corrupt(const RecordedStep& step, std::uint64_t seed) {
 TEST(Program, CorruptedOnesAreRefused) {
   std::atomic<int> refused = 0;
   for_each_step([&](const StepCase& c, const RecordedStep& step) {
-    const Tally tally = corrupt(step, kSeed);
+    const Tally tally = corrupt(step, step.complete(), kRefusals, kSeed);
     if (step.group().rank() != 0) return;
     fmt::print("{}, seed {}: {} nodes; refused {} by node, {} by verify, {} by meaning; {} ran to equal bits\n", c.name,
                kSeed, step.complete().nodes.size(), tally.by_node, tally.by_verify, tally.by_meaning, tally.equal_bits);
     refused += tally.refused();
   });
   EXPECT_EQ(refused, 300);
+}
+
+// The program of the least budget that the step reaches, of 60 to 95 %.
+Program fitted(const RecordedStep& step) {
+  const std::vector<Pass> passes = standard_passes();
+  for (const int percent : {60, 75, 90, 95}) {
+    try {
+      return fit_program(step.recorded(),
+                         {.budget = fmt::format("{}%", percent), .passes = passes, .group = &step.group()})
+          .program;
+    } catch (const Error&) { continue; }
+  }
+  return fit_program(step.recorded(), {.passes = passes, .group = &step.group()}).program;
+}
+
+TEST(Program, CorruptedOnesThatFitABudgetAreRefused) {
+  const char* const asked = std::getenv("SHERD_TEST_CORRUPTIONS");  // of each program; tools/soak asks for more
+  const int refusals = asked ? std::atoi(asked) : 20;
+  std::atomic<int> refused = 0, equal = 0;
+  for_each_step([&](const StepCase&, const RecordedStep& step) {
+    const Tally tally = corrupt(step, fitted(step), refusals, kSeed + 1);
+    if (step.group().rank() != 0) return;
+    refused += tally.refused();
+    equal += tally.equal_bits;
+  });
+  fmt::print("{} corruptions refused, {} ran to equal bits\n", refused.load(), equal.load());
+  EXPECT_EQ(refused, 5 * refusals);
+  EXPECT_LT(equal * 20, refused + equal) << "refused but for less than 5 %";
 }
 
 }  // namespace

@@ -92,7 +92,7 @@ TEST_F(WaitNodes, AGraphOfTheDeviceHoldsNoneAndWaitsForQueuesThatUseItsBytes) {
   TinyNet eager(kCuda), plain(kCuda), waiting(kCuda);
   auto without = compile_once([&](const Tensor& x, const Tensor& y) { return plain.train(x, y); });
   CompileOptions options;
-  options.passes.push_back({"wait_before_all", wait_before_all});
+  options.passes.push_back({"wait_before_all", [](ir::Program& p, ir::PassContext&) { wait_before_all(p); }});
   auto with = compile_once([&](const Tensor& x, const Tensor& y) { return waiting.train(x, y); }, options);
   ReadsOfParameters reads(waiting);
   for (int i = 0; i < 10; ++i) {
