@@ -13,6 +13,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/tools/tiny_run.h"
 #include "tools/train/exit_status.h"
+#include "tools/train/rollback.h"
 #include "tools/train/skipped_batches.h"
 
 namespace sherd::testing {

@@ -12,6 +12,7 @@
 #include "runtime/op/rows/ops.h"
 #include "tests/tools/tiny_run.h"
 #include "tools/train/exit_status.h"
+#include "tools/train/run.h"
 #include "tools/train/stop_signals.h"
 
 namespace sherd::testing {
@@ -101,7 +102,7 @@ TEST_F(Stop, AnEvaluationIsLeftAfterTheLastStepToo) {
   run_ranks(2, [&](const Group& group) {
     Trainer trainer(last, group);
     EXPECT_EQ(trainer.run([](const StepMetrics&) {}, [] { return SIGTERM; }).stopped_by, SIGTERM);
-    EXPECT_FALSE(trainer.run_state().owed_line.empty());
+    EXPECT_FALSE(trainer.opened().state.owed_line.empty());
   });
   EXPECT_EQ(ckpt::read_manifest(last.save).step, 1);
   last.eval_batches = 1;
@@ -136,8 +137,8 @@ TEST_F(Stop, AnEvaluationThatWasLeftIsMadeFirstByTheResume) {
       bool is_in_evaluation = false;
       trainer.run([&](const StepMetrics& m) { step = m.step; },
                   [&] { return std::exchange(is_in_evaluation, step + 1 >= stopped) ? SIGTERM : 0; });
-      EXPECT_NE(trainer.run_state().owed_line.find(fmt::format("\"step\":{}", stopped)), std::string::npos)
-          << trainer.run_state().owed_line;
+      EXPECT_NE(trainer.opened().state.owed_line.find(fmt::format("\"step\":{}", stopped)), std::string::npos)
+          << trainer.opened().state.owed_line;
     });
     config.resume = folder.path();
     config.save = folder / "on";
@@ -146,15 +147,15 @@ TEST_F(Stop, AnEvaluationThatWasLeftIsMadeFirstByTheResume) {
       run_ranks(2, [&](const Group& group) {
         Trainer trainer(config, group);
         std::vector<std::string> lines;
-        trainer.when_lines_are_known({.write_owed = [&](const std::string& line, std::int64_t step, double loss) {
+        trainer.opened().late.write_owed = [&](const std::string& line, std::int64_t step, double loss) {
           EXPECT_EQ(step, stopped);
           EXPECT_DOUBLE_EQ(loss, whole.at(step));
           lines.push_back(line);
-        }});
+        };
         std::map<std::int64_t, double> rest;
         trainer.run([&](const StepMetrics& m) { rest[m.step] = m.val_loss.value_or(-1); },
                     [&] { return again ? SIGTERM : 0; });
-        EXPECT_EQ(trainer.run_state().owed_line.empty(), !again);
+        EXPECT_EQ(trainer.opened().state.owed_line.empty(), !again);
         if (again || group->rank() != 0) return;
         ASSERT_EQ(lines.size(), 1u);
         EXPECT_NE(lines[0].find("\"val_loss\""), std::string::npos);

@@ -20,6 +20,7 @@
 #include "tools/train/exit_status.h"
 #include "tools/train/explained_peak.h"
 #include "tools/train/restart.h"
+#include "tools/train/run.h"
 #include "tools/train/run_text.h"
 #include "tools/train/sharding.h"
 #include "tools/train/stop_signals.h"
@@ -47,9 +48,10 @@ TrainSummary run(Trainer& trainer, const TrainConfig& config, const Trainer::Ste
 std::optional<MetricsFile> open_metrics(Trainer& trainer, const TrainConfig& config) {
   if (config.metrics.empty()) return std::nullopt;
   const std::int64_t complete =
-      trainer.first_step() - (trainer.run_state().last_line.empty() && trainer.run_state().owed_line.empty() ? 0 : 1);
+      trainer.first_step() -
+      (trainer.opened().state.last_line.empty() && trainer.opened().state.owed_line.empty() ? 0 : 1);
   const std::string header = header_line(trainer.config(), trainer.group().size());
-  return when_free<FileIsTaken>(std::chrono::seconds(trainer.goes_on() ? 10 : 0),
+  return when_free<FileIsTaken>(std::chrono::seconds(trainer.opened().regroup.goes_on() ? 10 : 0),
                                 [&] { return MetricsFile(config.metrics, header, complete); });
 }
 
@@ -62,8 +64,8 @@ void print_what_is_trained(Trainer& trainer) {
                     trainer.group().size(), trainer.group().size() == 1 ? "" : "s",
                     sharding_text(trainer.config().plan, trainer.mesh().num_data_ranks()),
                     mesh.empty() ? "" : ", mesh ", mesh, ids.empty() ? "" : "; ", ids));
-  if (const std::optional<CompiledStep::Predicted> predicted = trainer.predicted())
-    print(stderr, fmt::format("{}; an update will hold {} and take {:.3g} ms\n", trainer.notes(),
+  if (const std::optional<CompiledStep::Predicted> predicted = trainer.opened().step->predicted())
+    print(stderr, fmt::format("{}; an update will hold {} and take {:.3g} ms\n", trainer.opened().step->notes(),
                               format_bytes(predicted->peak), predicted->seconds * 1e3));
 }
 
@@ -74,7 +76,7 @@ bool has_nothing_to_do(const Trainer& trainer, const TrainConfig& config) {
 
 TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
   std::optional<MetricsFile> file = open_metrics(trainer, config);
-  const bool is_first_group = trainer.run_state().last_line.empty();
+  const bool is_first_group = trainer.opened().state.last_line.empty();
   if (is_first_group) print_what_is_trained(trainer);
   if (config.memory_by_module && is_first_group)
     print(stdout,
@@ -103,17 +105,17 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
       progress.message(
           fmt::format("step {}  validation loss {:.4f}, owed by the run that was stopped", step, val_loss));
     };
-    trainer.when_lines_are_known({.write_last = write, .write_owed = write_owed});
+    trainer.opened().late = {.write_last = write, .write_owed = write_owed};
     summary = run(trainer, config, observe);
   }
   print_units_once();
-  if (trainer.is_regrouped()) return summary;
+  if (trainer.opened().regroup.is_ended()) return summary;
   if (has_nothing_to_do(trainer, config)) {
     print(stderr, fmt::format("{} has made all of its {} steps; pass a larger --steps to go on\n", config.resume,
                               config.steps));
     return summary;
   }
-  if (!trainer.run_state().owed_line.empty() && !config.save.empty())
+  if (!trainer.opened().state.owed_line.empty() && !config.save.empty())
     print(stderr,
           fmt::format("the evaluation of step {} was left; --resume {} makes it first\n", summary.steps, config.save));
   print(stdout, train_report(trainer, config, summary));
@@ -136,7 +138,8 @@ int train_with(Trainer& trainer, const TrainConfig& config) {
     summary = train_as_rank_zero(trainer, config);
   } else {
     summary = run(trainer, config, [](const StepMetrics&) {});
-    if (!trainer.is_regrouped() && !has_nothing_to_do(trainer, config)) train_report(trainer, config, summary);
+    if (!trainer.opened().regroup.is_ended() && !has_nothing_to_do(trainer, config))
+      train_report(trainer, config, summary);
   }
   return summary.stopped_by == 0 ? kDone : kStoppedAndSaved;
 }

@@ -86,4 +86,10 @@ void Run::explain(OutOfMemory& error) noexcept {
       {.most = account.total_peak(), .of_libraries = has_libraries ? account.current(MemoryCategory::workspace) : 0});
 }
 
+// What a step has left in queues, of units that are being gathered too, comes to its end first.
+ckpt::CarriedState Run::carry() {
+  RankContext::current().drain_queues();
+  return ckpt::CarriedState::take(training_state());
+}
+
 }  // namespace sherd::train

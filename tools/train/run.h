@@ -2,8 +2,10 @@
 // A run that has been opened on this rank: what its steps, evaluations and saves work on. One per rank, on the rank's
 // thread.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,6 +25,14 @@ namespace sherd::train {
 /// and added ranks one after the other.
 inline constexpr const char* kSumsOfSave = "sums";
 
+/// Lines of the metrics file that are known late: a run calls each once, on rank 0.
+struct LateLines {
+  /// RunState::last_line, when what an earlier group has left of that step is done.
+  std::function<void(const std::string& line)> write_last{};
+  /// RunState::owed_line with the evaluation that was owed, which the run makes first.
+  std::function<void(const std::string& line, std::int64_t step, double val_loss)> write_owed{};
+};
+
 struct Run {
   TrainConfig config{};       ///< resolved; its mesh names replicas if the hosts are replicas
   nn::MeshAxes asked_mesh{};  ///< as it was given
@@ -37,6 +47,7 @@ struct Run {
   std::optional<TrainStep> step{};
   RunState state{};
   std::int64_t first_step = 0;  ///< updates made before this run, or before this group of it
+  LateLines late{};
 
   std::vector<nn::StateEntry> training_state() {
     return nn::training_state(step->model(), &step->optimizer(), step->scaler());
@@ -52,10 +63,16 @@ struct Run {
   void save(std::int64_t step);
   /// Adds to the error what would fit (memory_advice.h).
   void explain(OutOfMemory& error) noexcept;
+
+  /// What ranks of the next group take over: the state, and the record of the run. Local; the group may have failed.
+  ckpt::CarriedState carry();
+  RunRecord record() const { return regroup.record(first_step, state, *saves); }
 };
 
 /// Resolves the config, opens the data, builds, shards and initialises (by `init_from`, or resumes) the model.
-/// Collective over `group`. Throws as the constructor of Trainer.
-std::unique_ptr<Run> open_run(const TrainConfig& config, std::shared_ptr<ProcessGroup> group, Regroup regroup);
+/// Collective over `group`. Throws as the constructor of Trainer. `regroup`: of a run that outlives replicas. `config`
+/// is that of the group then, whose mesh has the replicas that are left; ranks without the state are given it by a
+/// replica that has it. Error, on every rank, if none has it whole.
+std::unique_ptr<Run> open_run(const TrainConfig& config, std::shared_ptr<ProcessGroup> group, Regroup regroup = {});
 
 }  // namespace sherd::train

@@ -141,20 +141,21 @@ std::optional<int> Survivor::train_in_group(const Work& work) {
     const std::shared_ptr<ProcessGroup> group = form();
     set_world_group(group);
     work.prepare(*group);
-    Trainer trainer(config_of_group(), group, place_in_group());
-    if (!is_announced_) announce(trainer);
+    Trainer trainer(open_run(config_of_group(), group, Regroup(place_in_group())));
+    Run& run = trainer.opened();
+    if (!is_announced_) announce(run);
     has_state_ = true;
     state_ = {};
-    nn::when_ranks_are_lost() = [&](const CommError& error) { agree_in_step(trainer, error); };
+    nn::when_ranks_are_lost() = [&](const CommError& error) { agree_in_step(run, error); };
     try {
       const int status = work.train(trainer);
-      if (!trainer.is_regrouped()) return status;
+      if (!run.regroup.is_ended()) return status;
       still_since_ = Clock::now();
     } catch (const CommError& error) {
-      still_since_ = trainer.left_step_began().value_or(Clock::now());
+      still_since_ = run.regroup.left_step_began().value_or(Clock::now());
       group->abort(error.message());
     }
-    carry(trainer);
+    carry(run);
   } catch (const CommError&) {  // in a group that has not trained: what was carried stays
     if (!is_announced_) throw;
   } catch (const std::exception& error) {
@@ -165,10 +166,10 @@ std::optional<int> Survivor::train_in_group(const Work& work) {
 }
 
 // From here on the launcher knows whom it may lose. All ranks have the state.
-void Survivor::announce(Trainer& trainer) {
-  data_ = trainer.shared_data();
+void Survivor::announce(const Run& run) {
+  data_ = run.data;
   if (options_.rank == 0) options_.store->set(survival_key::kVocabulary, data_->vocabulary().to_text());
-  trainer.group().host().barrier();
+  run.group->host().barrier();
   if (options_.rank == 0) {
     options_.store->set(survival_key::kPatience, fmt::format("{}", std::llround(1000 * options_.config.frozen_after)));
     options_.store->set(survival_key::kDeadline, fmt::format("{}", std::llround(1000 * options_.config.deadline)));
@@ -178,15 +179,15 @@ void Survivor::announce(Trainer& trainer) {
 }
 
 // The barrier before an update has failed. Returns if all that are left make it.
-void Survivor::agree_in_step(const Trainer& trainer, const CommError& error) {
-  next_ = generations_.agree({.updates = trainer.updates(), .can_update = true});
-  if (next_->generation.is_over || next_->updates == trainer.updates()) throw error;
+void Survivor::agree_in_step(const Run& run, const CommError& error) {
+  next_ = generations_.agree({.updates = run.state.updates, .can_update = true});
+  if (next_->generation.is_over || next_->updates == run.state.updates) throw error;
 }
 
-void Survivor::carry(Trainer& trainer) {
-  updates_ = trainer.updates();
-  record_ = trainer.record();
-  state_ = trainer.carry();
+void Survivor::carry(Run& run) {
+  updates_ = run.state.updates;
+  record_ = run.record();
+  state_ = run.carry();
 }
 
 TrainConfig Survivor::config_of_group() const {

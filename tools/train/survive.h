@@ -16,6 +16,7 @@
 #include "runtime/comm/group/process_group.h"
 #include "tools/train/config.h"
 #include "tools/train/generations.h"
+#include "tools/train/run.h"
 #include "tools/train/trainer.h"
 
 namespace sherd::train {
@@ -74,7 +75,7 @@ class Survivor {
   struct Work {
     /// On each new group, before its Trainer is made.
     std::function<void(ProcessGroup& group)> prepare;
-    /// With each Trainer: runs it and returns the exit status. When it throws CommError, or the Trainer is_regrouped(),
+    /// With each Trainer: runs it and returns the exit status. When it throws CommError, or Regroup::is_ended(),
     /// it is called again with that of the next group.
     std::function<int(Trainer& trainer)> train;
   };
@@ -88,9 +89,9 @@ class Survivor {
   TrainConfig config_of_group() const;
   TrainGroup place_in_group();
   bool has_newer_group();
-  void announce(Trainer& trainer);
-  void agree_in_step(const Trainer& trainer, const CommError& error);
-  void carry(Trainer& trainer);
+  void announce(const Run& run);
+  void agree_in_step(const Run& run, const CommError& error);
+  void carry(Run& run);
   void come_back();
 
   const SurvivorOptions options_;

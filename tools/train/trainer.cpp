@@ -8,6 +8,9 @@
 #include "nn/checkpoint/full/state_hash.h"
 #include "runtime/exec/context.h"
 #include "tools/train/exit_status.h"
+#include "tools/train/rollback.h"
+#include "tools/train/run.h"
+#include "tools/train/step_log.h"
 #include "tools/train/step_trace.h"
 #include "tools/train/stop_signals.h"
 
@@ -25,10 +28,9 @@ DivergenceRule divergence_rule(Run& run) {
 /// The steps of one call of Trainer::run().
 class Steps {
  public:
-  Steps(Run& run, const Trainer::StepObserver& observe, const RunStops& stops, const Trainer::LateLines& late)
+  Steps(Run& run, const Trainer::StepObserver& observe, const RunStops& stops)
       : run_(run),
         stops_(stops),
-        late_(late),
         observe_([&run, &observe](const StepMetrics& metrics) {
           run.regroup.note_line(metrics, run.state);
           observe(metrics);
@@ -58,7 +60,6 @@ class Steps {
   RunState& state_ = run_.state;
   Regroup& regroup_ = run_.regroup;
   const RunStops& stops_;
-  const Trainer::LateLines& late_;
   const Trainer::StepObserver observe_;
   StepTrace trace_;
   StepLog log_;
@@ -124,7 +125,7 @@ int Steps::make_owed_evaluation() {
     return signal;
   }
   const std::string line = with_val_loss(std::exchange(state_.owed_line, {}), *loss);
-  if (late_.write_owed && run_.group->rank() == 0) late_.write_owed(line, run_.first_step, *loss);
+  if (run_.late.write_owed && run_.group->rank() == 0) run_.late.write_owed(line, run_.first_step, *loss);
   return 0;
 }
 
@@ -173,7 +174,8 @@ int Steps::end_step_of_earlier_group() {
       }
     signal = end(run_.first_step);
   }
-  if (late_.write_last && run_.group->rank() == 0 && !state_.last_line.empty()) late_.write_last(state_.last_line);
+  if (run_.late.write_last && run_.group->rank() == 0 && !state_.last_line.empty())
+    run_.late.write_last(state_.last_line);
   return signal;
 }
 
@@ -242,20 +244,27 @@ TrainSummary Steps::make_all() {
 
 }  // namespace
 
-Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group, std::optional<TrainGroup> place)
-    : run_(open_run(config, std::move(group), place ? Regroup(*std::move(place)) : Regroup())) {}
+Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
+    : Trainer(open_run(config, std::move(group))) {}
+Trainer::Trainer(std::unique_ptr<Run> run) : run_(std::move(run)) {}
+Trainer::~Trainer() = default;
 
 TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, const SavePoll& save) {
   const RunStops stops(*run_->group, stop, save);
-  return Steps(*run_, observe, stops, late_).make_all();
+  return Steps(*run_, observe, stops).make_all();
 }
 
+TrainStep::Result Trainer::train_step(std::int64_t step) { return run_->update(step); }
 double Trainer::evaluate() { return *run_->evaluate(RunStops(*run_->group, {}, {})); }
+void Trainer::save(std::int64_t step) { run_->save(step); }
+void Trainer::finish_save() { run_->saves->finish(); }
 
-// What a step has left in queues, of units that are being gathered too, comes to its end first.
-ckpt::CarriedState Trainer::carry() {
-  RankContext::current().drain_queues();
-  return ckpt::CarriedState::take(run_->training_state());
-}
+nn::LanguageModel& Trainer::model() { return run_->step->model(); }
+const TrainConfig& Trainer::config() const { return run_->config; }
+const TokenData& Trainer::data() const { return *run_->data.tokens(); }
+ProcessGroup& Trainer::group() { return *run_->group; }
+const nn::JobMesh& Trainer::mesh() const { return *run_->mesh; }
+std::int64_t Trainer::first_step() const { return run_->first_step; }
+std::int64_t Trainer::updates() const { return run_->state.updates; }
 
 }  // namespace sherd::train
