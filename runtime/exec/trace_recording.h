@@ -7,22 +7,21 @@
 //     train();
 //   }
 //   file << trace_file({trace_events(trace, 0)}, {});  // trace_json.h
-#include "runtime/exec/context.h"
 
 namespace sherd {
+
+class Trace;
 
 /// The rank's thread writes into `trace` for a scope.
 class TraceRecording {
  public:
-  explicit TraceRecording(Trace& trace) : context_(RankContext::current()), outer_(context_.trace) {
-    context_.trace = &trace;
-  }
-  ~TraceRecording() { context_.trace = outer_; }
+  explicit TraceRecording(Trace& trace);
+  ~TraceRecording();
   TraceRecording(const TraceRecording&) = delete;
   TraceRecording& operator=(const TraceRecording&) = delete;
 
  private:
-  RankContext& context_;
+  Trace*& current_;  // of the rank
   Trace* const outer_;
 };
 
