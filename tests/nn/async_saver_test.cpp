@@ -126,7 +126,7 @@ TEST(AsyncSaver, F166_WhatStepsChangeIsCopiedFirst) {
         }
         EXPECT_TRUE(saver.is_in_flight());
         EXPECT_TRUE(list_saves(beside.path()).empty());
-        EXPECT_EQ(saver.counts().cost.copied_bytes, training.own_bytes()) << "once, whatever the number of steps";
+        EXPECT_EQ(saver.counts().copied_bytes, training.own_bytes()) << "once, whatever the number of steps";
       }
       saver.finish();
       EXPECT_FALSE(saver.is_in_flight());
@@ -146,7 +146,7 @@ TEST(AsyncSaver, WhatIsWrittenByThenIsNotCopied) {
     saver.start(dir.path(), Training::manifest(1), training.state());
     saver.finish();
     training.step(1);
-    EXPECT_EQ(saver.counts().cost.copied_bytes, 0);
+    EXPECT_EQ(saver.counts().copied_bytes, 0);
     EXPECT_EQ(list_saves(dir.path()).size(), 1u);
   });
 }
@@ -323,7 +323,7 @@ TEST(AsyncSaver, TensorsThatAreNotDenseStandBesideOthers) {
         if (entry.slot != &repeated) fill_into(entry.slot->value(), 0);
     }
     saver.finish();
-    EXPECT_EQ(saver.counts().cost.copied_bytes, group->rank() == 0 ? 100 * 30 * 4 : 0);
+    EXPECT_EQ(saver.counts().copied_bytes, group->rank() == 0 ? 100 * 30 * 4 : 0);
   });
   EXPECT_EQ(files_of(beside, 1), files_of(waited, 1));
 }

@@ -88,14 +88,14 @@ class SaveSide {
     for (const auto& slot : slots_) std::memcpy(copy_.data(), bytes_of(*slot).data(), copy_.size());
   }
   nlohmann::json beside_a_change() {
-    const ckpt::SnapshotCost before = saver_.counts().cost;
+    const nn::AsyncSaver::Counts before = saver_.counts();
     double start = 0, copy = 0;
     std::int64_t bytes = 0;
     const double all = seconds_of([&] {
       start = seconds_of([&] { saver_.start(folder_, next(), state_, kOne); });
       for (const auto& slot : slots_) slot->value().storage()->wait_to_write();
-      copy = saver_.counts().cost.seconds - before.seconds;
-      bytes = saver_.counts().cost.copied_bytes - before.copied_bytes;
+      copy = saver_.counts().copy_seconds - before.copy_seconds;
+      bytes = saver_.counts().copied_bytes - before.copied_bytes;
       saver_.finish();
     });
     return {{"seconds", {start + copy}},

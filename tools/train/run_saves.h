@@ -41,7 +41,6 @@ class RunSaves {
   void finish();
 
   bool is_in_flight() const { return saver_ && saver_->is_in_flight(); }
-  ckpt::SnapshotCost cost() const { return saver_ ? saver_->counts().cost : ckpt::SnapshotCost(); }
   /// This rank's, of saves beside the steps.
   std::optional<nn::AsyncSaver::Counts> counts() const {
     return saver_ ? std::optional(saver_->counts()) : std::nullopt;

@@ -119,8 +119,8 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
     text += fmt::format(
         "saves           {} beside training, {} of rank 0: {} copied before they changed, in {:.3f} s; {:.3f} s waited "
         "for saves\n",
-        summary.saves->saves, format_bytes(summary.saves->bytes), format_bytes(summary.saves->cost.copied_bytes),
-        summary.saves->cost.seconds, summary.saves->waited_seconds);
+        summary.saves->saves, format_bytes(summary.saves->bytes), format_bytes(summary.saves->copied_bytes),
+        summary.saves->copy_seconds, summary.saves->waited_seconds);
   if (summary.survival)
     text += fmt::format("replicas    {} lost and {} back while training went on; {:.2f} s and {:.2f} s stood still\n",
                         summary.survival->lost, summary.survival->returned, summary.survival->lost_seconds,

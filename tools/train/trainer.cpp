@@ -78,7 +78,7 @@ Wishes Steps::agreed_wishes() {
 void Steps::make(std::int64_t step) {
   regroup_.begin_step();
   log_.begin();
-  const ckpt::SnapshotCost cost_before = run_.saves->cost();
+  const std::optional<nn::AsyncSaver::Counts> before = run_.saves->counts();
   const StepTrace::Step traced(trace_, step + 1);
   const TrainStep::Result out = run_.update(step);
   state_.updates = step + 1;
@@ -88,8 +88,8 @@ void Steps::make(std::int64_t step) {
   known.lr = run_.step->learning_rate(step);
   known.tokens = run_.rows.count * run_.mesh->num_data_ranks() * config_.model.sequence;
   if (run_.saves->is_in_flight()) {
-    const ckpt::SnapshotCost cost = run_.saves->cost();
-    known.save = {cost.copied_bytes - cost_before.copied_bytes, cost.seconds - cost_before.seconds};
+    const nn::AsyncSaver::Counts now = *run_.saves->counts();
+    known.save = {now.copied_bytes - before->copied_bytes, now.copy_seconds - before->copy_seconds};
   }
   regroup_.end_step(known);
   if (config_.plan.compiled) known.captured = {run_.step->is_captured(), run_.step->how()};

@@ -182,11 +182,15 @@ bool AsyncSaver::has_saves_to_keep() {
   return gather_text(group_, has_saves ? "yes" : "")[0] == "yes";
 }
 
+// What the save in flight has copied.
+void AsyncSaver::count_copies(Counts& counts) const {
+  if (!flight_ || !flight_->snapshot) return;
+  counts.copied_bytes += flight_->snapshot->cost().copied_bytes;
+  counts.copy_seconds += flight_->snapshot->cost().seconds;
+}
+
 void AsyncSaver::end() noexcept {
-  if (flight_->snapshot) {
-    counts_.cost.copied_bytes += flight_->snapshot->cost().copied_bytes;
-    counts_.cost.seconds += flight_->snapshot->cost().seconds;
-  }
+  count_copies(counts_);
   flight_.reset();
 }
 
@@ -232,10 +236,7 @@ void AsyncSaver::finish() {
 
 AsyncSaver::Counts AsyncSaver::counts() const {
   Counts counts = counts_;
-  if (flight_ && flight_->snapshot) {
-    counts.cost.copied_bytes += flight_->snapshot->cost().copied_bytes;
-    counts.cost.seconds += flight_->snapshot->cost().seconds;
-  }
+  count_copies(counts);
   return counts;
 }
 

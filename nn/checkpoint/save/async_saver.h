@@ -55,10 +55,11 @@ class AsyncSaver {
 
   /// This rank's, of all saves so far.
   struct Counts {
-    std::int64_t saves = 0;  ///< committed
-    std::int64_t bytes = 0;  ///< of pieces written, or being written
-    ckpt::SnapshotCost cost;
-    double waited_seconds = 0;  ///< in finish(), also for start()
+    std::int64_t saves = 0;         ///< committed
+    std::int64_t bytes = 0;         ///< of pieces written, or being written
+    std::int64_t copied_bytes = 0;  ///< of these, before they were changed
+    double copy_seconds = 0;        ///< of the rank's thread
+    double waited_seconds = 0;      ///< in finish(), also for start()
   };
   Counts counts() const;
 
@@ -72,6 +73,7 @@ class AsyncSaver {
   void give_up() noexcept;
   void give_up_together() noexcept;
   bool has_saves_to_keep();
+  void count_copies(Counts& counts) const;
   void end() noexcept;
 
   ProcessGroup& group_;
