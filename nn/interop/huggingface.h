@@ -28,8 +28,6 @@ class HuggingFaceWeights {
   /// config.json and, empty without one, model.safetensors.index.json as they are.
   const std::string& config_text() const { return config_text_; }
   const std::string& index_text() const { return index_text_; }
-  /// In the order of their names.
-  const std::vector<ckpt::SafetensorsFile>& files() const { return files_; }
 
   /// Fills `model`, made from config() and allocated, each rank reading only its own rows; values are cast to the
   /// parameters' dtype. Local: wrap in together() when ranks must agree. Throws Error naming file and tensor (truncated
@@ -38,6 +36,10 @@ class HuggingFaceWeights {
   void load(LanguageModel& model) const;
 
  private:
+  /// In the order of their names: for saves like these (HuggingFaceSaveOptions::like).
+  friend const std::vector<ckpt::SafetensorsFile>& files_of(const HuggingFaceWeights& weights) {
+    return weights.files_;
+  }
   struct Stored {
     const ckpt::SafetensorsFile* file = nullptr;
     const ckpt::TensorEntry* entry = nullptr;

@@ -114,7 +114,7 @@ std::vector<PlannedFile> plan_like(const std::vector<PlannedTensor>& tensors, co
       by_name[tensor.info.name.substr(table.prefix.size())] = &tensor;  // of files without the prefix
   }
   std::vector<PlannedFile> files;
-  for (const ckpt::SafetensorsFile& source : like.files()) {
+  for (const ckpt::SafetensorsFile& source : files_of(like)) {
     PlannedFile file{fs::path(source.path()).filename().string(), {}, source.metadata()};
     for (const ckpt::TensorEntry& entry : source.tensors()) {
       PlannedTensor tensor{entry, {}};
@@ -165,7 +165,7 @@ Tensor assemble(const PlannedTensor& tensor, const Parameters& parameters) {
 }
 
 void copy_stored(const HuggingFaceWeights& like, const std::string& name, ckpt::SafetensorsWriter& writer) {
-  for (const ckpt::SafetensorsFile& file : like.files()) {
+  for (const ckpt::SafetensorsFile& file : files_of(like)) {
     const ckpt::TensorEntry* entry = file.find(name);
     if (!entry) continue;
     std::vector<std::byte> bytes(static_cast<std::size_t>(entry->bytes));

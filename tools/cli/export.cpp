@@ -26,10 +26,10 @@ bool lacks_biases(const nn::LanguageModelConfig& config) {
 
 /// Says what lies in `dir` now, as it reads.
 void print_written(const std::string& dir, const nn::LanguageModelConfig& config, std::int64_t parameters) {
-  const nn::HuggingFaceWeights written(dir);
+  const nn::HuggingFaceWeights written(dir);  // throws unless it is whole
   std::set<std::string> dtypes, files;
   std::int64_t bytes = 0;
-  for (const ckpt::SafetensorsFile& file : written.files())
+  for (const ckpt::SafetensorsFile& file : files_of(written))
     for (const ckpt::TensorEntry& tensor : file.tensors()) {
       dtypes.insert(std::string(name(tensor.dtype)));
       bytes += tensor.bytes;
