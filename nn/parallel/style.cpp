@@ -15,22 +15,23 @@ Layouts Layouts::at(std::initializer_list<std::pair<std::size_t, Placement>> ent
 
 using Side = ModuleLayout::Side;
 
-Style colwise(const ColwiseOptions& o) {
-  return {.name = "colwise",
-          .linear = ModuleLayout{.side = Side::out, .from = o.from, .inputs = o.input, .outputs = o.output},
-          .embedding = ModuleLayout{.side = Side::out, .from = o.from, .inputs = o.input, .outputs = o.output}};
+namespace {
+/// A layout whose input is `input` unless that is given.
+ModuleLayout layout(Side side, const LayerPlacements& p, Placement input, std::optional<Placement> output) {
+  return {.side = side, .from = p.from.value_or(input), .inputs = p.input.value_or(input), .outputs = output};
+}
+}  // namespace
+
+Style colwise(const LayerPlacements& p) {
+  const ModuleLayout both = layout(Side::out, p, Replicate(), p.output);
+  return {.name = "colwise", .linear = both, .embedding = both};
 }
 
-Style rowwise(const RowwiseOptions& o) {
+Style rowwise(const LayerPlacements& p) {
+  const Placement output = p.output.value_or(Replicate());
   return {.name = "rowwise",
-          .linear = ModuleLayout{.side = Side::in,
-                                 .from = o.from.value_or(Shard(-1)),
-                                 .inputs = o.input.value_or(Shard(-1)),
-                                 .outputs = o.output},
-          .embedding = ModuleLayout{.side = Side::vocabulary,
-                                    .from = o.from.value_or(Replicate()),
-                                    .inputs = o.input.value_or(Replicate()),
-                                    .outputs = o.output}};
+          .linear = layout(Side::in, p, Shard(-1), output),
+          .embedding = layout(Side::vocabulary, p, Replicate(), output)};
 }
 
 Style sequence_parallel(int dim) {

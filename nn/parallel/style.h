@@ -67,22 +67,21 @@ struct Style {
   std::optional<ModuleLayout> any{};  ///< of every other module, and of those two where they are unset
 };
 
-struct ColwiseOptions {
-  Placement from = Replicate(), input = Replicate();
-  std::optional<Placement> output{};  ///< unset: as computed, Shard(-1)
+/// Placements around one layer; what is unset is as its style says.
+struct LayerPlacements {
+  std::optional<Placement> from{};    ///< of a plain input
+  std::optional<Placement> input{};   ///< that the input is redistributed to
+  std::optional<Placement> output{};  ///< that the result is redistributed to
 };
-/// Output features sharded: of a Linear weight and bias Shard(0), of an Embedding weight Shard(1); output Shard(-1).
-/// Forward does not communicate; backward reduces the gradient of the input once.
-Style colwise(const ColwiseOptions& options = {});
-
-struct RowwiseOptions {
-  std::optional<Placement> from{}, input{};  ///< unset: Shard(-1) for a Linear, Replicate for the ids of an Embedding
-  Placement output = Replicate();            ///< Replicate is an all-reduce, Shard a reduce-scatter
-};
+/// Output features sharded: of a Linear weight and bias Shard(0), of an Embedding weight Shard(1). `from` and `input`
+/// are Replicate, `output` as computed, Shard(-1). Forward does not communicate; backward reduces the gradient of the
+/// input once.
+Style colwise(const LayerPlacements& placements = {});
 /// Input features of a linear layer sharded, in Linear weight Shard(1), bias replicated; or the vocabulary of an
-/// embedding, in Embedding weight Shard(0), zeros for ids of other ranks. The result is Partial and is reduced to
-/// `output`.
-Style rowwise(const RowwiseOptions& options = {});
+/// embedding, in Embedding weight Shard(0), zeros for ids of other ranks. `from` and `input` are Shard(-1) for a
+/// Linear, Replicate for the ids of an Embedding. The result is Partial and is reduced to `output`: Replicate, an
+/// all-reduce; Shard is a reduce-scatter.
+Style rowwise(const LayerPlacements& placements = {});
 
 /// Norms, dropout and the like on tensors sharded along the sequence: the first argument is redistributed to
 /// Shard(dim); a plain one counts as Shard(dim). Parameters are replicated; their gradients are Partial, see
