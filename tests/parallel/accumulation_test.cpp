@@ -284,9 +284,9 @@ void expect_finalized_once(const Group& group, const Grid& grid) {
   for (int micro = 0; micro < kMicroBatches; ++micro) pair.backward_both(micro);
   EXPECT_TRUE(hooks.empty());
   nn::units(pair.net).set_requires_gradient_sync(true);
-  const nn::GradientReduction reduction = nn::finalize_backward(pair.net);
-  reduction.wait();
-  reduction.wait();
+  const nn::Units reduced = nn::finalize_backward(pair.net);
+  reduced.wait();
+  reduced.wait();
   nn::finalize_backward(pair.net);  // nothing is left
   EXPECT_EQ(axis_counts(mesh, "dp").reduce_scatter.calls - dp.reduce_scatter.calls, grid.shards > 1 ? kUnits : 0);
   EXPECT_EQ(axis_counts(mesh, "replicate").all_reduce.calls - replicas.all_reduce.calls,

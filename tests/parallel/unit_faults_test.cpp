@@ -384,12 +384,12 @@ TEST(FullyShard, F203_HandlesOutliveTheirModules) {
     nn::units(*net).set_requires_gradient_sync(false);
     backward(sum((*net)(batch_of(2, 6, 0, "x"))));
     nn::units(*net).set_requires_gradient_sync(true);
-    const nn::GradientReduction reduction = nn::finalize_backward(*net);
+    const nn::Units reduced = nn::finalize_backward(*net);
     const nn::UnshardHandle gather = nn::unit_of(*net).unshard_async();
     const nn::UnitHandle unit = nn::unit_of(*net);
     net.reset();
     EXPECT_EQ(memory.total(), before);
-    reduction.wait();
+    reduced.wait();
     gather.wait();
     expect_error([&] { unit.unshard_async(); }, {"were destroyed"});
   });

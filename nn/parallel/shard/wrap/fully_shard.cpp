@@ -44,7 +44,7 @@ const Wrap& root_wrap(Module& root, std::string_view call) {
 
 }  // namespace
 
-GradientReduction finalize_backward(Module& root) {
+Units finalize_backward(Module& root) {
   check(!in_backward(), "finalize_backward: a backward pass is running; call it after the last one");
   const Wrap& wrap = root_wrap(root, "finalize_backward");
   const GradMode off(false);
@@ -57,16 +57,7 @@ GradientReduction finalize_backward(Module& root) {
       throw;
     }
   }
-  return GradientReduction(units(root));
-}
-
-void GradientReduction::wait() const {
-  for (const UnitHandle& unit : units_) {
-    if (!unit.is_alive()) continue;
-    for (const Parameter* p : unit.parameters())
-      if (const Tensor& gradient = p->grad(); gradient.defined() && gradient.local().storage())
-        gradient.local().storage()->wait_to_read();
-  }
+  return units(root);
 }
 
 void reset_after_error(Module& root) {

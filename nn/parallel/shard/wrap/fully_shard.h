@@ -49,24 +49,12 @@ bool is_fully_sharded(const Module& module);
 UnitHandle unit_of(Module& module);
 /// Units of the subtree that have parameters of their own, in module order.
 inline Units units(Module& root) { return Units(root); }
-
-/// Result of finalize_backward().
-class GradientReduction {
- public:
-  explicit GradientReduction(Units units) : units_(std::move(units)) {}
-  /// Blocks until the gradients are reduced; throws the reduction's error. May be called any number of times, or never:
-  /// reading a gradient waits too. Units that are gone by then are left out.
-  void wait() const;
-
- private:
-  Units units_;
-};
-
 /// Ends several backward passes by hand, those with set_requires_gradient_sync() off and set_is_last_backward() off: as
 /// the end of a last pass does, it reshards, forgets the recorded order, reduces what waits in units whose gradients
-/// are to be synchronised, and runs their gradient hooks. Collective; returns before the reductions are done. Nothing
-/// to do is no error. Error within a backward pass, and on a module that is not the root of its tree.
-GradientReduction finalize_backward(Module& root);
+/// are to be synchronised, and runs their gradient hooks. Returns the units of the root, before the reductions are
+/// done. Nothing to do is no error. Collective. Error within a backward pass, and on a module that is not the root of
+/// its tree.
+Units finalize_backward(Module& root);
 /// After an exception in a step, makes the model ready for the next:
 /// - waits for work in flight, drops pending gradients, reshards, and resets the process groups
 /// - ranks compare their optimizers of these parameters (agree_on_updates.h): if a step was left between the first

@@ -211,6 +211,15 @@ Units::Units(Module& root) {
     if (!wrap->units.empty()) units_.emplace_back(wrap->shared_from_this());
 }
 
+void Units::wait() const {
+  for (const UnitHandle& unit : units_) {
+    if (!unit.is_alive()) continue;
+    for (const Parameter* p : unit.parameters())
+      if (const Tensor& gradient = p->grad(); gradient.defined() && gradient.local().storage())
+        gradient.local().storage()->wait_to_read();
+  }
+}
+
 const std::vector<UnitHandle>& Units::told() const {
   check(unwrapped_.empty(), kNotWrapped, unwrapped_);
   return units_;

@@ -41,8 +41,9 @@ class UnitHandle {
   };
   /// The first has all its parameters, but those on another mesh and those that stay replicated.
   std::vector<Part> parts() const;
-  /// The ways that gradients of a part take if a pass ends as things stand (reduce/route.h), each with how many parameters,
-  /// and how ranks are summed: "2 parameters: scatter arrival>shard, keep shard>grad; sums 4 shards in 2 levels".
+  /// The ways that gradients of a part take if a pass ends as things stand (reduce/route.h), each with how many
+  /// parameters, and how ranks are summed: "2 parameters: scatter arrival>shard, keep shard>grad; sums 4 shards in 2
+  /// levels".
   std::vector<std::string> routes(std::size_t part) const;
   /// Layout of the first part.
   const UnitLayout& layout() const;
@@ -157,6 +158,10 @@ class Units {
   const UnitHandle& operator[](std::size_t i) const { return units_[i]; }
   auto begin() const { return units_.begin(); }
   auto end() const { return units_.end(); }
+
+  /// Blocks until gradients that are being reduced are there; throws the reduction's error. May be called any number of
+  /// times, or never: reading a gradient waits too. Units that are gone by then are left out.
+  void wait() const;
 
   void set_gradient_divide_factor(double factor) const {
     for (const UnitHandle& unit : told()) unit.set_gradient_divide_factor(factor);
