@@ -1,6 +1,7 @@
 #include "nn/memory_names.h"
 
 #include <map>
+#include <utility>
 
 #include "runtime/exec/context.h"
 
@@ -22,8 +23,6 @@ void add(Holders& holders, const Tensor& tensor, const std::string& name) {
   if (!is_new) ++place->second.others;
 }
 
-}  // namespace
-
 void name_by_slots(MemoryPicture& picture, const Module* model) {
   Holders holders;
   for (const Slot* slot : living_slots()) {
@@ -41,6 +40,12 @@ void name_by_slots(MemoryPicture& picture, const Module* model) {
     const auto& [first, others] = found->second;
     block.name = others == 0 ? first : fmt::format("{} and {} more", first, others);
   }
+}
+
+}  // namespace
+
+MemoryLog::Namer names_by_slots(std::function<const Module*()> model) {
+  return [model = std::move(model)](MemoryPicture& picture) { name_by_slots(picture, model ? model() : nullptr); };
 }
 
 }  // namespace sherd::nn

@@ -29,7 +29,7 @@ class Ghost {
   }
 
   Prediction run(const BuildsRehearsal& build, const LooksAtMemory& look) {
-    const MemoryLog log(memory_, [this](MemoryPicture& picture) { name_by_slots(picture, rehearsal_.model); });
+    const MemoryLog log(memory_, names_by_slots([this] { return rehearsal_.model; }));
     try {
       rehearse(build);
     } catch (const OutOfMemory&) {

@@ -234,9 +234,8 @@ void RunStart::build() {
   const std::int64_t vocabulary = run_.data->vocabulary().size();
   if (resumed_) together(group_, [&] { check_parameters(*resumed_, model_config(config_.model, vocabulary)); });
   if (config_.explain_peak && group_.rank() == 0)
-    run_.memory_log.emplace(RankContext::current().allocator(run_.device), [&run = run_](MemoryPicture& picture) {
-      nn::name_by_slots(picture, run.step ? &run.step->model() : nullptr);
-    });
+    run_.memory_log.emplace(RankContext::current().allocator(run_.device),
+                            nn::names_by_slots([&run = run_] { return run.step ? &run.step->model() : nullptr; }));
   const std::optional<nn::BatchPart> part = run_.regroup.batch_part();
   run_.rows.rank = part ? static_cast<int>(part->first) : run_.mesh->data_rank();
   const bool is_loaded = initial_ || resumed_ || run_.regroup.goes_on();
