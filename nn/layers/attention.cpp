@@ -5,7 +5,7 @@
 namespace sherd::nn {
 
 namespace {
-const AttentionOptions& checked(const AttentionOptions& o) {
+const Attention::Options& checked(const Attention::Options& o) {
   check(o.heads > 0 && o.width % o.heads == 0, "attention: width {} does not divide into {} heads", o.width, o.heads);
   check(o.kv_heads > 0 && o.heads % o.kv_heads == 0, "attention: {} heads do not share {} key-value heads", o.heads,
         o.kv_heads);
@@ -18,11 +18,11 @@ Tensor split_heads(Tensor x, std::int64_t heads) {
 }
 }  // namespace
 
-Attention::Attention(const AttentionOptions& o)
-    : wq(add<Linear>("wq", checked(o).width, o.width, LinearOptions{o.bias, o.init})),
-      wk(add<Linear>("wk", o.width, o.width / o.heads * o.kv_heads, LinearOptions{o.bias, o.init})),
-      wv(add<Linear>("wv", o.width, o.width / o.heads * o.kv_heads, LinearOptions{o.bias, o.init})),
-      wo(add<Linear>("wo", o.width, o.width, LinearOptions{o.bias, o.output_init})),
+Attention::Attention(const Options& o)
+    : wq(add<Linear>("wq", checked(o).width, o.width, Linear::Options{o.bias, o.init})),
+      wk(add<Linear>("wk", o.width, o.width / o.heads * o.kv_heads, Linear::Options{o.bias, o.init})),
+      wv(add<Linear>("wv", o.width, o.width / o.heads * o.kv_heads, Linear::Options{o.bias, o.init})),
+      wo(add<Linear>("wo", o.width, o.width, Linear::Options{o.bias, o.output_init})),
       options_(o) {}
 
 Tensor Attention::forward(const Tensor& x) {

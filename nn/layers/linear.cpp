@@ -4,7 +4,7 @@
 
 namespace sherd::nn {
 
-Linear::Linear(std::int64_t in, std::int64_t out, const LinearOptions& options)
+Linear::Linear(std::int64_t in, std::int64_t out, const Options& options)
     : weight(add_parameter("weight", {out, in},
                            options.init.value_or(Init::uniform(1 / std::sqrt(static_cast<double>(in)))))) {
   if (!options.bias) return;

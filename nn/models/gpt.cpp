@@ -9,7 +9,7 @@ Init residual_init(const GptConfig& c) {
   return Init::normal(c.scaled_residual_init ? c.init_std / std::sqrt(2.0 * static_cast<double>(c.layers))
                                              : c.init_std);
 }
-AttentionOptions attention_options(const GptConfig& c) {
+Attention::Options attention_options(const GptConfig& c) {
   return {.width = c.width,
           .heads = c.heads,
           .kv_heads = c.heads,

@@ -120,7 +120,7 @@ TEST(Init, LayersStartAsTheirDocumentationSays) {
     LayerNorm& norm;
     Layers()
         : usual(add<Linear>("usual", 64, 300)),
-          chosen(add<Linear>("chosen", 64, 300, LinearOptions{.bias = true, .init = Init::normal(0.5)})),
+          chosen(add<Linear>("chosen", 64, 300, Linear::Options{.bias = true, .init = Init::normal(0.5)})),
           embedding(add<Embedding>("embedding", 300, 64)),
           norm(add<LayerNorm>("norm", 8)) {}
   };

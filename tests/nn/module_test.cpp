@@ -27,7 +27,7 @@ using testing::same_bits;
 struct Block : Layer<Block> {
   Linear &up, &down;
   Block(std::int64_t in, std::int64_t hidden)
-      : up(add<Linear>("up", in, hidden)), down(add<Linear>("down", hidden, in, LinearOptions{.bias = false})) {}
+      : up(add<Linear>("up", in, hidden)), down(add<Linear>("down", hidden, in, Linear::Options{.bias = false})) {}
   Tensor forward(const Tensor& x) { return down(relu(up(x))); }
 };
 

@@ -20,7 +20,7 @@ using Group = std::shared_ptr<ProcessGroup>;
 /// Columns of a linear of one: over two ranks of tensor parallelism the second has none.
 struct Thin : nn::Layer<Thin> {
   nn::Linear& up;
-  Thin() : up(add<nn::Linear>("up", 1, 1, nn::LinearOptions{.bias = false})) {}
+  Thin() : up(add<nn::Linear>("up", 1, 1, nn::Linear::Options{.bias = false})) {}
   Tensor forward(const Tensor& x) { return x + up(x); }
 };
 

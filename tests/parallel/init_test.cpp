@@ -179,7 +179,7 @@ struct TiedLinears : nn::Layer<TiedLinears> {
   nn::Linear& first;
   User& second;
   TiedLinears()
-      : first(add<nn::Linear>("first", 5, 5, nn::LinearOptions{.bias = false})),
+      : first(add<nn::Linear>("first", 5, 5, nn::Linear::Options{.bias = false})),
         second(add<User>("second", first.weight)) {}
   Tensor forward(const Tensor& x) { return second(first(x)); }
 };

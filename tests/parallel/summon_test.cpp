@@ -331,8 +331,8 @@ TEST(FullParameters, OfOtherParametersMayBeNested) {
       nn::fully_shard(net, mesh, policy);  // all are of one unit
       net.materialize(nn::Seed{3});
       reference.materialize(nn::Seed{3});
-      auto outer = std::make_unique<FullParameters>(net.head, nn::FullParametersOptions{.write_back = true});
-      auto inner = std::make_unique<FullParameters>(net.in, nn::FullParametersOptions{.write_back = true});
+      auto outer = std::make_unique<FullParameters>(net.head, nn::FullParameters::Options{.write_back = true});
+      auto inner = std::make_unique<FullParameters>(net.in, nn::FullParameters::Options{.write_back = true});
       expect_error([&] { const FullParameters again(net.in); }, {"\"in.weight\" is in another scope"});
       expect_error([&] { const FullParameters again(net); }, {"is in another scope"});
       net.head.weight.assign(full({2, 5}, 2));

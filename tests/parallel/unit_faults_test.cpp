@@ -476,7 +476,7 @@ struct TiedPair : nn::Layer<TiedPair> {
   nn::Linear& first;
   Tied& second;
   TiedPair()
-      : first(add<nn::Linear>("first", 6, 6, nn::LinearOptions{.bias = false})),
+      : first(add<nn::Linear>("first", 6, 6, nn::Linear::Options{.bias = false})),
         second(add<Tied>("second", first.weight)) {}
   Tensor forward(const Tensor& x) { return second(relu(first(x))); }
 };

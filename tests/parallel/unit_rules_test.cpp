@@ -89,7 +89,7 @@ struct TiedEnds : nn::Layer<TiedEnds> {
   nn::Linear &first, &middle;
   User& last;
   TiedEnds()
-      : first(add<nn::Linear>("first", 5, 5, nn::LinearOptions{.bias = false})),
+      : first(add<nn::Linear>("first", 5, 5, nn::Linear::Options{.bias = false})),
         middle(add<nn::Linear>("middle", 5, 5)),
         last(add<User>("last", first.weight)) {}
   Tensor forward(const Tensor& x) { return last(middle(first(x))); }

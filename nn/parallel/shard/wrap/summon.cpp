@@ -172,7 +172,7 @@ std::vector<FullParameters::Held> FullParameters::gather(const std::vector<Param
   return held;
 }
 
-FullParameters::FullParameters(Module& module, const FullParametersOptions& options)
+FullParameters::FullParameters(Module& module, const Options& options)
     : writes_(options.write_back), exceptions_(std::uncaught_exceptions()) {
   const std::vector<Parameter*> parameters = kept_parameters(module, options.recurse);
   agree_on_units_of(module, parameters);

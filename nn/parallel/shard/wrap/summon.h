@@ -14,11 +14,6 @@
 
 namespace sherd::nn {
 
-struct FullParametersOptions {
-  bool recurse = true;      ///< the units of modules below too; off: of parameters the module itself names
-  bool write_back = false;  ///< put what the tensors hold at the end into the shards; else writes are lost
-};
-
 /// While it lives, value() of every parameter below `module` that a unit of fully_shard has is a plain full tensor, of
 /// all axes, replicas and tensor parallelism included: memory of its own, in the parameter's dtype whatever the policy.
 /// Optimizers and checkpoints go on to see the shards.
@@ -37,7 +32,12 @@ struct FullParametersOptions {
 /// between nothing is written back.
 class FullParameters {
  public:
-  explicit FullParameters(Module& module, const FullParametersOptions& options = {});
+  struct Options {
+    bool recurse = true;      ///< the units of modules below too; off: of parameters the module itself names
+    bool write_back = false;  ///< put what the tensors hold at the end into the shards; else writes are lost
+  };
+  explicit FullParameters(Module& module) : FullParameters(module, Options()) {}
+  FullParameters(Module& module, const Options& options);
   /// close(), where that was not called.
   ~FullParameters() noexcept(false);
   FullParameters(const FullParameters&) = delete;
