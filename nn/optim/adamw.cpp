@@ -7,7 +7,7 @@
 namespace sherd::nn {
 
 namespace {
-const AdamWOptions& checked(const AdamWOptions& options) {
+const AdamW::Options& checked(const AdamW::Options& options) {
   check_not_negative("AdamW: lr", options.lr);
   check_decay_rate("AdamW: beta1", options.beta1);
   check_decay_rate("AdamW: beta2", options.beta2);
@@ -18,7 +18,7 @@ const AdamWOptions& checked(const AdamWOptions& options) {
 }
 }  // namespace
 
-AdamW::AdamW(std::vector<Parameter*> parameters, const AdamWOptions& options)
+AdamW::AdamW(std::vector<Parameter*> parameters, const Options& options)
     : Optimizer(std::move(parameters), checked(options).lr), options_(options) {}
 
 void AdamW::update(std::vector<UpdatedPart> parts, const Tensor& lr, const Tensor& step, const Tensor& scale) {

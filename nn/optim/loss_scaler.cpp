@@ -23,7 +23,7 @@ namespace {
 constexpr double kLargest = std::numeric_limits<float>::max();
 constexpr int kLongestInterval = 1 << 24;  // good steps are counted in f32
 
-void check_options(const LossScalerOptions& o) {
+void check_options(const LossScaler::Options& o) {
   check(o.init_scale > 0 && o.init_scale <= kLargest, "LossScaler: init_scale must be a positive f32, got {}",
         o.init_scale);
   check_not_subnormal("LossScaler: init_scale", o.init_scale);
@@ -40,7 +40,7 @@ void check_options(const LossScalerOptions& o) {
 
 }  // namespace
 
-LossScaler::LossScaler(const LossScalerOptions& options)
+LossScaler::LossScaler(const Options& options)
     : options_(options),
       scale_("loss_scaler.scale"),
       good_steps_("loss_scaler.good_steps"),

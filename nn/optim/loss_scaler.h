@@ -16,20 +16,6 @@
 
 namespace sherd::nn {
 
-/// The defaults are those of PyTorch's GradScaler, which has no smallest scale.
-struct LossScalerOptions {
-  double init_scale = 65536;
-  double growth_factor = 2;     ///< after growth_interval good steps in a row, unless the scale would overflow f32
-  double backoff_factor = 0.5;  ///< after a step that is skipped
-  int growth_interval = 2000;
-  double min_scale = 1;  ///< backing off ends here
-
-  /// A scale that never changes; steps are skipped all the same.
-  static LossScalerOptions fixed(double scale) {
-    return {.init_scale = scale, .growth_factor = 1, .backoff_factor = 1, .growth_interval = 1, .min_scale = 0};
-  }
-};
-
 /// All of its state is 0-d f32 tensors in slots and whether a step is skipped is one of them: nothing waits for the
 /// device, the host never branches, and a captured step follows. Of gradients in any layout. One for a model; with
 /// several optimizers each has its unscale(), and update() comes once after them.
@@ -38,8 +24,22 @@ struct LossScalerOptions {
 /// as no gradient under- or overflows.
 class LossScaler {
  public:
+  /// The defaults are those of PyTorch's GradScaler, which has no smallest scale.
+  struct Options {
+    double init_scale = 65536;
+    double growth_factor = 2;     ///< after growth_interval good steps in a row, unless the scale would overflow f32
+    double backoff_factor = 0.5;  ///< after a step that is skipped
+    int growth_interval = 2000;
+    double min_scale = 1;  ///< backing off ends here
+
+    /// A scale that never changes; steps are skipped all the same.
+    static Options fixed(double scale) {
+      return {.init_scale = scale, .growth_factor = 1, .backoff_factor = 1, .growth_interval = 1, .min_scale = 0};
+    }
+  };
   /// Error naming the option that is out of range.
-  explicit LossScaler(const LossScalerOptions& options = {});
+  explicit LossScaler(const Options& options);
+  LossScaler() : LossScaler(Options()) {}
   ~LossScaler();
   LossScaler(const LossScaler&) = delete;
   LossScaler& operator=(const LossScaler&) = delete;
@@ -57,7 +57,7 @@ class LossScaler {
   /// grows if it is time. Local.
   void update();
 
-  const LossScalerOptions& options() const { return options_; }
+  const Options& options() const { return options_; }
   /// 0-d f32, changed in place by update(): copy what is to be kept.
   const Tensor& current_scale() const { return scale_.value(); }
   /// Skipped so far, those before a resume included.
@@ -72,7 +72,7 @@ class LossScaler {
  private:
   void move_to(Device device);
 
-  const LossScalerOptions options_;
+  const Options options_;
   Slot scale_, good_steps_, skipped_steps_;
   Slot finite_;  // bool: what unscale() has seen since the last update(); true between steps
   Registered<LossScaler> registered_{this};

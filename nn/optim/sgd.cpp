@@ -7,7 +7,7 @@
 namespace sherd::nn {
 
 namespace {
-const SgdOptions& checked_sgd(const SgdOptions& options) {
+const Sgd::Options& checked_sgd(const Sgd::Options& options) {
   check_not_negative("Sgd: lr", options.lr);
   check_not_negative("Sgd: momentum", options.momentum);
   check_not_negative("Sgd: weight_decay", options.weight_decay);
@@ -15,7 +15,7 @@ const SgdOptions& checked_sgd(const SgdOptions& options) {
 }
 }  // namespace
 
-Sgd::Sgd(std::vector<Parameter*> parameters, const SgdOptions& options)
+Sgd::Sgd(std::vector<Parameter*> parameters, const Options& options)
     : Optimizer(std::move(parameters), checked_sgd(options).lr), options_(options) {
   check(!options.nesterov || options.momentum > 0, "nesterov needs a momentum above 0");
 }

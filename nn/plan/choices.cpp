@@ -57,9 +57,9 @@ LossScale LossScale::parse(std::string_view text) {
   return {std::string(text), scale};
 }
 
-std::optional<LossScalerOptions> LossScale::options(bool has_f16) const {
-  if (fixed_) return LossScalerOptions::fixed(*fixed_);
-  return text_ == "dynamic" || (text_ == "auto" && has_f16) ? std::optional(LossScalerOptions{}) : std::nullopt;
+std::optional<LossScaler::Options> LossScale::options(bool has_f16) const {
+  if (fixed_) return LossScaler::Options::fixed(*fixed_);
+  return text_ == "dynamic" || (text_ == "auto" && has_f16) ? std::optional(LossScaler::Options{}) : std::nullopt;
 }
 
 Offload Offload::parse(std::string_view text) {

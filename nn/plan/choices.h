@@ -76,7 +76,7 @@ class LossScale {
   LossScale(const T& text) : LossScale(parse(text)) {}  // NOLINT: {.loss_scale = "dynamic"}
   const std::string& text() const { return text_; }
   /// Nothing where the loss is not scaled.
-  std::optional<LossScalerOptions> options(bool has_f16) const;
+  std::optional<LossScaler::Options> options(bool has_f16) const;
   friend bool operator==(const LossScale&, const LossScale&) = default;
 
  private:

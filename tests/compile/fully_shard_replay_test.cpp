@@ -39,7 +39,7 @@ struct Training {
       : group(std::move(g)) {
     if (sharded) shard(net, DeviceMesh(group), options, root);
     net.materialize(nn::Seed{5});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05, .weight_decay = 0.1});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.05, .weight_decay = 0.1});
   }
   Tensor step(const Tensor& x, const Tensor& y) {
     Tensor loss;

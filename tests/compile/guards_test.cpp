@@ -157,7 +157,7 @@ struct Owned {
   std::optional<nn::Sgd> optimizer;
   Owned() {
     net.materialize(nn::Seed{7});
-    optimizer.emplace(net.parameters(), nn::SgdOptions{.lr = 0.1});
+    optimizer.emplace(net.parameters(), nn::Sgd::Options{.lr = 0.1});
     shift.set(full({2}, 0.5));
     calls.set(Tensor::scalar(0.0));
   }

@@ -29,8 +29,8 @@ struct OptimizerTraining {
 
   explicit OptimizerTraining(bool adam) {
     net.materialize(nn::Seed{3});
-    if (adam) optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
-    else optimizer = std::make_unique<nn::Sgd>(net.parameters(), nn::SgdOptions{.lr = 0.1});
+    if (adam) optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.05});
+    else optimizer = std::make_unique<nn::Sgd>(net.parameters(), nn::Sgd::Options{.lr = 0.1});
   }
   void pass(int index, bool uses_b) { backward(mean(square(net(TinyNet::x(index), uses_b) - TinyNet::y(index)))); }
 };

@@ -134,11 +134,11 @@ TEST(CompiledStep, AnUpdateOfATornUnitThatWasGatheredIsRefused) {
 /// A training with a loss scaler, which raises on a bad id when the scaler has looked at the gradients.
 struct ScaledLinears {
   TwoLinears net;
-  nn::LossScaler scaler{nn::LossScalerOptions{.init_scale = 1024, .growth_interval = 2}};
+  nn::LossScaler scaler{nn::LossScaler::Options{.init_scale = 1024, .growth_interval = 2}};
   std::unique_ptr<nn::Sgd> optimizer;
   ScaledLinears() {
     net.materialize(nn::Seed{5});
-    optimizer = std::make_unique<nn::Sgd>(net.parameters(), nn::SgdOptions{.lr = 0.1, .momentum = 0.9});
+    optimizer = std::make_unique<nn::Sgd>(net.parameters(), nn::Sgd::Options{.lr = 0.1, .momentum = 0.9});
   }
   Tensor step(const Tensor& x, const Tensor& ids) {
     const Tensor loss = sum(square(net(x)));

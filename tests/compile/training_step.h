@@ -45,7 +45,7 @@ struct GptTraining {
 
   GptTraining() {
     model.materialize(nn::Seed{3});
-    optimizer = std::make_unique<nn::AdamW>(model.parameters(), nn::AdamWOptions{.lr = 0.05, .weight_decay = 0.1});
+    optimizer = std::make_unique<nn::AdamW>(model.parameters(), nn::AdamW::Options{.lr = 0.05, .weight_decay = 0.1});
   }
   /// i64 [2, 8], twice
   std::vector<Tensor> batch(int index) const {

@@ -171,7 +171,7 @@ struct InBf16 {
     const nn::UnitPolicy policy{.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32}};
     shard(net, mesh, policy, policy);
     net.materialize(nn::Seed{3}, kCuda);
-    optimizer = std::make_unique<nn::Sgd>(net.parameters(), nn::SgdOptions{.lr = 0.01});
+    optimizer = std::make_unique<nn::Sgd>(net.parameters(), nn::Sgd::Options{.lr = 0.01});
   }
   Tensor step(const Tensor& x) {
     const Tensor loss = sum(square(net(x)));

@@ -23,7 +23,7 @@ TEST_F(EmulatedStaged, F179_AStepWaitsOnceForItsLoss) {
     Net net({6, 10, 7, 9, 5});
     shard(net, DeviceMesh(make_staged_group(host), "dp"));
     net.materialize(nn::Seed{3}, there);
-    nn::AdamW optimizer(net.parameters(), nn::AdamWOptions{.lr = 0.01});
+    nn::AdamW optimizer(net.parameters(), nn::AdamW::Options{.lr = 0.01});
     for (std::uint64_t step = 0; step < 4; ++step) {
       const std::int64_t before = cuda::emulated::host_syncs_here();
       const Tensor x = to(batch_of(4, 6, step, "x"), there), y = to(batch_of(4, 5, step, "y"), there);

@@ -43,7 +43,7 @@ std::vector<Tensor> train(const Group& group, Device device, const Options& opti
   Net net(kSizes);
   shard(net, mesh, options.unit, options.unit);
   net.materialize(nn::Seed{3}, device);
-  nn::AdamW optimizer(net.parameters(), nn::AdamWOptions{.lr = 0.01});
+  nn::AdamW optimizer(net.parameters(), nn::AdamW::Options{.lr = 0.01});
   for (std::uint64_t step = 0; step < 3; ++step) {
     for (std::uint64_t micro = 0; micro < 2; ++micro) {
       const std::uint64_t index = 10 * step + 2 * micro + static_cast<std::uint64_t>(group->rank());
@@ -103,7 +103,7 @@ TEST_F(StagedUnits, F95_OffloadedShardsHaveTheBitsOfShardsOnTheDevice) {
         Net net(kSizes);
         shard(net, DeviceMesh(group, "dp"), unit, unit);
         net.materialize(nn::Seed{3}, there);
-        nn::AdamW optimizer(net.parameters(), nn::AdamWOptions{.lr = 0.01});
+        nn::AdamW optimizer(net.parameters(), nn::AdamW::Options{.lr = 0.01});
         if (is_offloaded) optimizer.offload({.bytes_in_flight = 4096});
         for (std::uint64_t step = 0; step < 3; ++step) {
           for (std::uint64_t micro = 0; micro < 2; ++micro) {
@@ -152,7 +152,7 @@ TEST_F(StagedUnits, F179_AStepWaitsForNobodyOnTheRanksThread) {
     Net net(kSizes);
     shard(net, DeviceMesh(group, "dp"));
     net.materialize(nn::Seed{3}, there);
-    nn::AdamW optimizer(net.parameters(), nn::AdamWOptions{.lr = 0.01});
+    nn::AdamW optimizer(net.parameters(), nn::AdamW::Options{.lr = 0.01});
     const auto step = [&] {
       const Tensor x = to(batch_of(4, 6, 1, "x"), there), y = to(batch_of(4, 5, 1, "y"), there);
       const Tensor loss = mean_square(net(x), y);
@@ -179,7 +179,7 @@ TEST_F(StagedUnits, AStepAfterAnErrorIsAsIfThereHadBeenNone) {
       Net net(kSizes);
       shard(net, DeviceMesh(group, "dp"));
       net.materialize(nn::Seed{3}, there);
-      nn::AdamW optimizer(net.parameters(), nn::AdamWOptions{.lr = 0.01});
+      nn::AdamW optimizer(net.parameters(), nn::AdamW::Options{.lr = 0.01});
       const auto loss_of = [&](std::uint64_t step) {
         const Tensor x = to(batch_of(4, 6, step, "x"), there), y = to(batch_of(4, 5, step, "y"), there);
         const Tensor loss = mean_square(net(x), y);

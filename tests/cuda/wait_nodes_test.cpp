@@ -120,7 +120,7 @@ struct ShardedTraining {
   explicit ShardedTraining(const Group& group) : mesh(group, "dp") {
     shard(net, mesh);
     net.materialize(nn::Seed{3}, cuda::device_of_rank(group->rank()));
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.01});
   }
   Tensor step(const Tensor& x, const Tensor& y) {
     const Tensor loss = mean_square(net(x), y);

@@ -45,7 +45,7 @@ struct Training {
     for (Block* block : model.blocks.items()) nn::fully_shard(*block, mesh);
     nn::fully_shard(model, mesh);
     model.materialize({1});
-    optimizer = std::make_unique<nn::AdamW>(model.parameters(), nn::AdamWOptions{.lr = 0.01});
+    optimizer = std::make_unique<nn::AdamW>(model.parameters(), nn::AdamW::Options{.lr = 0.01});
   }
   double step(std::uint64_t index) {
     const Tensor x = slice_of(batch_of(kBatch, 6, index, "x"), *group),

@@ -44,7 +44,7 @@ void give_gradient(Parameter& p, const Vector& values) {
 }
 
 /// The scale after each step of `script`, where x is a step whose gradient is not finite.
-Vector scales_of(const std::string& script, const LossScalerOptions& options) {
+Vector scales_of(const std::string& script, const LossScaler::Options& options) {
   auto p = parameter("w", {1});
   Sgd optimizer({p.get()}, {.lr = 0.1});
   LossScaler scaler(options);
@@ -68,7 +68,7 @@ TEST(LossScaler, TheScaleFollowsTheScript) {
   EXPECT_EQ(scales_of(".x.x", {.init_scale = 8, .growth_factor = 4, .backoff_factor = 0.125, .growth_interval = 1}),
             (Vector{32, 4, 16, 2}));
   EXPECT_EQ(scales_of("xx.", {.init_scale = 1, .growth_interval = 1, .min_scale = 0.375}), (Vector{0.5, 0.375, 0.75}));
-  EXPECT_EQ(scales_of("..x.", LossScalerOptions::fixed(1000)), Vector(4, 1000));
+  EXPECT_EQ(scales_of("..x.", LossScaler::Options::fixed(1000)), Vector(4, 1000));
   // A scale that would overflow stays.
   const double top = std::ldexp(1, 127);
   EXPECT_EQ(scales_of("..x..", {.init_scale = top, .growth_interval = 1}), (Vector{top, top, top / 2, top, top}));
@@ -87,8 +87,8 @@ struct Trained {
   std::unique_ptr<Optimizer> optimizer;
 
   explicit Trained(bool adam) {
-    if (adam) optimizer = std::make_unique<AdamW>(std::vector{a.get(), late.get()}, AdamWOptions{.lr = 0.1});
-    else optimizer = std::make_unique<Sgd>(std::vector{a.get(), late.get()}, SgdOptions{.lr = 0.1, .momentum = 0.9});
+    if (adam) optimizer = std::make_unique<AdamW>(std::vector{a.get(), late.get()}, AdamW::Options{.lr = 0.1});
+    else optimizer = std::make_unique<Sgd>(std::vector{a.get(), late.get()}, Sgd::Options{.lr = 0.1, .momentum = 0.9});
   }
   void give(int step, double scale, double bad = 0) {
     const double s = step;
@@ -204,7 +204,7 @@ struct Training {
   Training(const Group& g, std::uint64_t seed) : group(g) {
     testing::shard(net, DeviceMesh(group));
     net.materialize({seed});
-    optimizer = std::make_unique<AdamW>(net.parameters(), AdamWOptions{.lr = 0.01});
+    optimizer = std::make_unique<AdamW>(net.parameters(), AdamW::Options{.lr = 0.01});
   }
   std::vector<double> step(std::uint64_t index) {
     Tensor x = testing::slice_of(testing::batch_of(12, 6, index, "x"), *group);

@@ -52,7 +52,7 @@ void expect_values(const Tensor& actual, const Vector& expected, const std::stri
 // Loshchilov and Hutter, algorithm 2, for one element.
 struct AdamElement {
   double p, m = 0, v = 0;
-  void step(double g, int t, double lr, const AdamWOptions& o, double decay) {
+  void step(double g, int t, double lr, const AdamW::Options& o, double decay) {
     p -= lr * decay * p;
     m = o.beta1 * m + (1 - o.beta1) * g;
     v = o.beta2 * v + (1 - o.beta2) * g * g;
@@ -64,7 +64,7 @@ struct AdamElement {
 const Vector kGradients[] = {{0.5, -1, 2, 0}, {-0.25, -1, 0, 1e-3}, {1, 1, -2, 0.125}};
 
 TEST(AdamW, FollowsThePaperWithAChangingRate) {
-  const AdamWOptions options{.lr = 0.1, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.2};
+  const AdamW::Options options{.lr = 0.1, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.2};
   const Vector start = {1, -2, 3, 0.5};
   auto p = parameter("w", start, {2, 2});
   AdamW optimizer({p.get()}, options);
@@ -89,7 +89,7 @@ TEST(AdamW, FollowsThePaperWithAChangingRate) {
 
 // PyTorch corrects the bias by the number of a parameter's own updates.
 TEST(AdamW, CountsTheUpdatesOfEachParameter) {
-  const AdamWOptions options{.lr = 0.1, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.2};
+  const AdamW::Options options{.lr = 0.1, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.2};
   const std::vector<std::string> steps_of = {"111111111", "001111111", "110011011",
                                              "000011110", "001101011", "000000000"};
   for (const bool asked_before : {false, true}) {
@@ -147,7 +147,7 @@ TEST(AdamW, ParametersOfTheSameStepsShareOneCount) {
 
 TEST(AdamW, DecaysMatricesOnlyWhenAsked) {
   for (bool matrices_only : {true, false}) {
-    const AdamWOptions options{.lr = 0.1, .weight_decay = 0.5, .decay_matrices_only = matrices_only};
+    const AdamW::Options options{.lr = 0.1, .weight_decay = 0.5, .decay_matrices_only = matrices_only};
     auto matrix = parameter("matrix", {1, 1, 1, 1}, {2, 2}), vector = parameter("vector", {1, 1, 1, 1}, {4});
     AdamW optimizer({matrix.get(), vector.get()}, options);
     for (Parameter* p : optimizer.parameters()) give_grad(*p, {0, 0, 0, 0});  // only the decay moves them
@@ -159,7 +159,7 @@ TEST(AdamW, DecaysMatricesOnlyWhenAsked) {
 
 TEST(Sgd, FollowsTheHeavyBallWithDecay) {
   for (bool nesterov : {false, true}) {
-    const SgdOptions options{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.3, .nesterov = nesterov};
+    const Sgd::Options options{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.3, .nesterov = nesterov};
     Vector x = {1, -2, 3, 0.5}, buffer(4, 0.0);
     auto p = parameter("w", x, {4});
     Sgd optimizer({p.get()}, options);
@@ -298,20 +298,20 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInfinity = st
 TEST(Optimizer, NumbersThatNoStepCanMeanAreRefused) {
   auto p = parameter("w", {1}, {1});
   struct Case {
-    double AdamWOptions::* field;
+    double AdamW::Options::* field;
     const char* name;
     std::vector<double> refused, taken;
   };
   const std::vector<double> negative{-1, -1e-30, kNan, kInfinity, 1e300};
   // Values that f32 lacks or that a device may take for 0: a gradient of 0 would be divided by 0.
   const std::vector<double> no_divisor{-1, -1e-30, kNan, kInfinity, 1e300, 1e-50, 1e-45, 1.17e-38};
-  for (const Case& c : {Case{&AdamWOptions::lr, "lr", negative, {0, 1e-30, 2}},
-                        {&AdamWOptions::eps, "eps", no_divisor, {0, 1.18e-38, 1e-8, 1}},
-                        {&AdamWOptions::weight_decay, "weight_decay", negative, {0, 0.1, 3}},
-                        {&AdamWOptions::beta1, "beta1", {-0.1, 1, 1.5, kNan, kInfinity}, {0, 0.999999}},
-                        {&AdamWOptions::beta2, "beta2", {-0.1, 1, 1.5, kNan, kInfinity}, {0, 0.999999}}}) {
+  for (const Case& c : {Case{&AdamW::Options::lr, "lr", negative, {0, 1e-30, 2}},
+                        {&AdamW::Options::eps, "eps", no_divisor, {0, 1.18e-38, 1e-8, 1}},
+                        {&AdamW::Options::weight_decay, "weight_decay", negative, {0, 0.1, 3}},
+                        {&AdamW::Options::beta1, "beta1", {-0.1, 1, 1.5, kNan, kInfinity}, {0, 0.999999}},
+                        {&AdamW::Options::beta2, "beta2", {-0.1, 1, 1.5, kNan, kInfinity}, {0, 0.999999}}}) {
     const auto make = [&](double value) {
-      AdamWOptions options;
+      AdamW::Options options;
       options.*c.field = value;
       AdamW optimizer({p.get()}, options);
     };
@@ -319,13 +319,13 @@ TEST(Optimizer, NumbersThatNoStepCanMeanAreRefused) {
       expect_error([&] { make(value); }, {"AdamW", c.name, fmt::format("got {}", value)});
     for (const double value : c.taken) make(value);
   }
-  for (const auto& [field, name] : {std::pair(&SgdOptions::lr, "lr"),
-                                    {&SgdOptions::momentum, "momentum"},
-                                    {&SgdOptions::weight_decay, "weight_decay"}})
+  for (const auto& [field, name] : {std::pair(&Sgd::Options::lr, "lr"),
+                                    {&Sgd::Options::momentum, "momentum"},
+                                    {&Sgd::Options::weight_decay, "weight_decay"}})
     for (const double value : negative)
       expect_error(
           [&, &field = field] {
-            SgdOptions options;
+            Sgd::Options options;
             options.*field = value;
             Sgd optimizer({p.get()}, options);
           },
@@ -375,9 +375,10 @@ TEST(Optimizer, AValueThatIsNotDenseIsUpdated) {
             EXPECT_EQ(p->value().is_contiguous(), !is_strided);
             EXPECT_TRUE(same_bits(p->value().detach(), base));
             std::unique_ptr<Optimizer> optimizer;
-            if (is_adamw) optimizer = std::make_unique<AdamW>(std::vector{p.get(), q.get()}, AdamWOptions{.lr = 0.1});
+            if (is_adamw) optimizer = std::make_unique<AdamW>(std::vector{p.get(), q.get()}, AdamW::Options{.lr = 0.1});
             else
-              optimizer = std::make_unique<Sgd>(std::vector{p.get(), q.get()}, SgdOptions{.lr = 0.1, .momentum = 0.5});
+              optimizer =
+                  std::make_unique<Sgd>(std::vector{p.get(), q.get()}, Sgd::Options{.lr = 0.1, .momentum = 0.5});
             if (in_pieces) optimizer->offload({.folder = dir.path()});
             for (int step = 0; step < 3; ++step) {
               if (in_backward) optimizer->step_in_backward();

@@ -50,7 +50,7 @@ struct Training {
       nn::fully_shard(model, mesh);
     }
     model.materialize({seed});
-    optimizer = std::make_unique<nn::AdamW>(model.parameters(), nn::AdamWOptions{.lr = 0.01, .weight_decay = 0.1});
+    optimizer = std::make_unique<nn::AdamW>(model.parameters(), nn::AdamW::Options{.lr = 0.01, .weight_decay = 0.1});
   }
   double step(std::uint64_t index) {
     const Tensor x = slice_of(batch_of(kBatch, 6, index, "x"), *group),

@@ -472,7 +472,7 @@ struct MicroBatches {
     if (is_bf16) root.mp_policy.output_dtype = DType::f32;
     shard(net, mesh, blocks, root);
     net.materialize(nn::Seed{5});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.05});
   }
   Tensor micro(const Tensor& x, const Tensor& y) {
     const Tensor loss = mean_square(net(x), y);

@@ -69,7 +69,7 @@ class BlockTraining {
     model = nn::make_language_model(c.config());
   }
   void start() {
-    optimizer = std::make_unique<nn::AdamW>(model->parameters(), nn::AdamWOptions{.lr = 0.01});
+    optimizer = std::make_unique<nn::AdamW>(model->parameters(), nn::AdamW::Options{.lr = 0.01});
     compiled.emplace([this](std::span<const Tensor> in) { return std::vector<Tensor>{update(in)}; },
                      CompileOptions{.group = group_});
   }

@@ -29,7 +29,7 @@ struct CheckpointTraining {
   CheckpointTraining(const Group& g, const Grid3& on, std::uint64_t seed) : grid(on), root(on.mesh(g)), group(g) {
     shard_2d(net, root, grid, true);
     net.materialize(nn::Seed{seed});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.01});
   }
   void step(std::uint64_t index) {
     const Tensor x = batch3(12, 3, index, "x"), y = batch3(12, 2, index, "y");

@@ -47,7 +47,7 @@ struct ThinTraining {
         {{"blocks.*.up", nn::colwise()}, {"blocks.*.up", nn::prepare_output({.to = Replicate(), .local = true})}});
     shard(net, data, policy, policy);
     net.materialize(nn::Seed{3});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.01});
   }
   Tensor step(const Tensor& x, const Tensor& y) {
     Tensor loss = mean_square(net(x), y);

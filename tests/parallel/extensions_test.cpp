@@ -282,7 +282,7 @@ struct ExtendedTraining {
     shard(net, mesh, blocks, options);
     extend(net, prepare);
     net.materialize(nn::Seed{5});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.05});
   }
   Tensor step(const Tensor& x, const Tensor& y) {
     const Tensor loss = mean_square(net(x), y);

@@ -148,7 +148,7 @@ struct FrozenTraining {
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{5});
     freeze(net, frozen);
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.05});
   }
   Tensor step(const Tensor& x, const Tensor& y) {
     const Tensor loss = mean_square(net(x), y);

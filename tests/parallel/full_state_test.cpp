@@ -33,7 +33,7 @@ struct StateTraining {
   StateTraining(const Group& g, const Grid3& grid, std::uint64_t seed) : root(grid.mesh(g)), group(g) {
     shard_2d(net, root, grid, true);
     net.materialize(nn::Seed{seed});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.01});
   }
   Tensor forward(std::uint64_t index) {
     return mean_square(net(rows_of(batch3(12, 3, index, "x"), root)), rows_of(batch3(12, 2, index, "y"), root));

@@ -42,7 +42,7 @@ struct HazardTraining {
                               : DeviceMesh(group, {{"replicate", shape.replicas}, {"dp", shape.shards}}),
           shape.blocks);
     net.materialize(nn::Seed{3}, device);
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.01});
   }
   Block& block(std::size_t index) { return *net.blocks.items()[index]; }
   Tensor outputs_of_a_batch(std::uint64_t index) { return net(to(batch_of(4, 6, index, "x"), device)); }

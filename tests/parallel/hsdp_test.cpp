@@ -277,7 +277,7 @@ struct HsdpTraining {
   explicit HsdpTraining(const DeviceMesh& mesh) {
     shard(net, mesh);
     net.materialize(nn::Seed{5});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.05});
   }
   Tensor step(const Tensor& x, const Tensor& y) {
     Tensor loss;

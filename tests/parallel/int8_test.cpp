@@ -261,7 +261,7 @@ struct Int8Training {
         unit.set_custom_reduce(nn::int8_reduce());
       }
     net.materialize(nn::Seed{5});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.01});
   }
   Tensor micro(const Tensor& x, const Tensor& y) {
     const Tensor loss = mean_square(net(x), y);

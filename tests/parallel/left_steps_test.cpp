@@ -54,7 +54,7 @@ struct LeftModel {
   void start() {
     net.materialize(nn::Seed{3});
     optimizer =
-        std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01, .decay_matrices_only = true});
+        std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.01, .decay_matrices_only = true});
   }
   /// Waits until no rank is in a collective any more.
   void settle() const {

@@ -25,7 +25,7 @@ using Group = std::shared_ptr<ProcessGroup>;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr Grid3 kScalerGrids[] = {{1, 1, 1}, {1, 2, 1}, {1, 3, 1}, {2, 2, 1},
                                   {1, 1, 2}, {1, 2, 2}, {2, 1, 2}, {2, 2, 2}};
-constexpr nn::LossScalerOptions kOptions{.init_scale = 1024, .growth_interval = 2};
+constexpr nn::LossScaler::Options kOptions{.init_scale = 1024, .growth_interval = 2};
 const std::string kScript = "..x.xx...x..";
 
 /// The scale that each step of the script uses, and that after the last.
@@ -45,7 +45,7 @@ struct ScaledTraining {
       : grid(g), root(g.mesh(group)) {
     shard_2d(net, root, grid, false, options);
     net.materialize(nn::Seed{3});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.01});
     if (scaled) scaler = std::make_unique<nn::LossScaler>(kOptions);
   }
   bool is_bad_here(std::uint64_t step) const {
@@ -267,7 +267,7 @@ TEST(FullyShard, F97_AReplicaThatIsNotFiniteIsSeenByAll) {
               {both.get()}, {tp.get()}, {dp.get()}, {both.get(), tp.get(), dp.get(), data.get()}, {data.get(), &plain}};
           for (const auto& list : lists) {
             nn::Sgd optimizer(list, {.lr = 1});
-            nn::LossScaler scaler(nn::LossScalerOptions::fixed(1));
+            nn::LossScaler scaler(nn::LossScaler::Options::fixed(1));
             const double norm = scaler.unscale(optimizer, kInf, p).item<double>();
             EXPECT_EQ(std::isfinite(norm), bad < 0) << "rank " << bad << ", p = " << p;
             const double elements = 4 * static_cast<double>(list.size());
@@ -284,7 +284,7 @@ TEST(FullyShard, F97_F16FindsItsScaleAndLearns) {
       const nn::UnitPolicy options{.mp_policy = {.param_dtype = DType::f16, .reduce_dtype = DType::f32}};
       ScaledTraining eager(group, grid, true, options), captured(group, grid, true, options);
       for (ScaledTraining* each : {&eager, &captured})
-        each->scaler = std::make_unique<nn::LossScaler>(nn::LossScalerOptions{.init_scale = 0x1p24});
+        each->scaler = std::make_unique<nn::LossScaler>(nn::LossScaler::Options{.init_scale = 0x1p24});
       const auto batch = [&](std::uint64_t) {
         return std::pair(rows_of(batch3(12, 3, 0, "x"), eager.root), rows_of(batch3(12, 2, 0, "y"), eager.root));
       };

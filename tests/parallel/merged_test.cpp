@@ -134,7 +134,7 @@ TEST(FullyShard, F171_SavesHoldTheTensorAsItIs) {
       const auto trained = [&](Experts& net, const nn::UnitPolicy& policy, std::uint64_t seed) {
         nn::fully_shard(net, mesh, policy);
         net.materialize(nn::Seed{seed});
-        auto optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
+        auto optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.05});
         backward(mean(square(net(batch_of(4, shape[2], 0, "x")))));
         optimizer->step_and_clear();
         return optimizer;

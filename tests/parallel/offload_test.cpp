@@ -74,7 +74,7 @@ TEST(Offload, AStepWithinBackwardNeedsNoOffload) {
     for (const bool in_backward : {false, true}) {
       nn::Linear model(64, 64);
       model.materialize(nn::Seed{1});
-      nn::Sgd optimizer(model.parameters(), nn::SgdOptions{.lr = 0.1, .momentum = momentum});
+      nn::Sgd optimizer(model.parameters(), nn::Sgd::Options{.lr = 0.1, .momentum = momentum});
       for (int step = 0; step < 3; ++step) {
         if (in_backward) optimizer.step_in_backward();
         backward(sum(model(ones({2, 64}))));
@@ -89,7 +89,7 @@ TEST(Offload, AStepWithinBackwardNeedsNoOffload) {
 TEST(Offload, WhatDoesNotGoWithAStepWithinBackwardIsNamed) {
   nn::Linear model(3, 3);
   model.materialize(nn::Seed{1});
-  nn::Sgd optimizer(model.parameters(), nn::SgdOptions{.lr = 0.1});
+  nn::Sgd optimizer(model.parameters(), nn::Sgd::Options{.lr = 0.1});
   const auto pass = [&] { backward(sum(model(ones({2, 3})))); };
   // A step that was left before its backward is forgotten with its gradients.
   optimizer.step_in_backward();

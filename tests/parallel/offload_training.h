@@ -50,8 +50,8 @@ class OffloadTraining {
                                         .bytes_in_memory = c.kept};
     if (c.is_sharded) nn::shard_units(*model, mesh, nn::units_by("block"), policy);
     model->materialize(nn::Seed{11});
-    if (c.sgd) optimizer = std::make_unique<nn::Sgd>(model->parameters(), nn::SgdOptions{.lr = 0.1, .momentum = 0.9});
-    else optimizer = std::make_unique<nn::AdamW>(model->parameters(), nn::AdamWOptions{.lr = 0.01});
+    if (c.sgd) optimizer = std::make_unique<nn::Sgd>(model->parameters(), nn::Sgd::Options{.lr = 0.1, .momentum = 0.9});
+    else optimizer = std::make_unique<nn::AdamW>(model->parameters(), nn::AdamW::Options{.lr = 0.01});
     if (is_offloaded_ && c.what != Offloads::parameters)
       optimizer->offload({.folder = folder, .bytes_in_flight = c.bytes_in_flight, .bytes_in_memory = c.kept});
     compiled.emplace([this](std::span<const Tensor> in) { return std::vector<Tensor>{update(in)}; },

@@ -37,7 +37,7 @@ struct TrainedElsewhere {
     nn::fully_shard(net, DeviceMesh(group), policy);  // which names the group on this thread
     net.materialize(nn::Seed{1});
     optimizer.emplace(net.parameters());
-    scaler.emplace(nn::LossScalerOptions{.init_scale = 4});
+    scaler.emplace(nn::LossScaler::Options{.init_scale = 4});
   }
   std::vector<float> values() {
     std::vector<float> all;

@@ -86,7 +86,7 @@ void expect_left_by_all(nn::Module& net, nn::Optimizer& optimizer, const std::fu
 void expect_trains_alike(const Side& spread, const Side& reference, const TrainingOptions& options) {
   // A first step of AdamW is lr * g / (|g| + eps): with the usual eps of 1e-8 a gradient that is nearly zero, and so
   // mostly the rounding of its sum, would move a parameter by much of lr.
-  const nn::AdamWOptions adamw{.lr = options.lr, .eps = 1e-4};
+  const nn::AdamW::Options adamw{.lr = options.lr, .eps = 1e-4};
   nn::AdamW optimizer(spread.model.parameters(), adamw);
   nn::AdamW expected_optimizer(reference.model.parameters(), adamw);
   for (std::uint64_t step = 0; step < static_cast<std::uint64_t>(options.steps); ++step) {

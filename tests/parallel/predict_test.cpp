@@ -148,7 +148,7 @@ TEST(Predict, NamesTheModuleOfThePeak) {
   EXPECT_TRUE(predicted.when.starts_with("step ")) << predicted.when;
   nn::PlannedModel lean = own_model();
   lean.optimizer = [](const std::vector<nn::Parameter*>& parameters) {
-    return std::make_unique<nn::Sgd>(parameters, nn::SgdOptions{.lr = 1});
+    return std::make_unique<nn::Sgd>(parameters, nn::Sgd::Options{.lr = 1});
   };
   lean.evaluates = true;
   const nn::Prediction without_state = nn::predict({}, {.ranks = 2, .batch = 512}, lean, 0);

@@ -26,7 +26,7 @@ struct ShardedTraining {
   ShardedTraining(Group g, const DeviceMesh& mesh, const nn::UnitPolicy& options) : group(std::move(g)) {
     shard(net, mesh, options, options);
     net.materialize(nn::Seed{5});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05, .weight_decay = 0.1});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.05, .weight_decay = 0.1});
   }
   std::vector<Tensor> batch(int index) const {
     const auto step = static_cast<std::uint64_t>(index);
@@ -96,7 +96,7 @@ struct LlamaOnTwoAxes {
     nn::parallelize(net, mesh["tp"], nn::llama_plan(kConfig, style));
     shard(net, mesh["dp"]);
     net.materialize(nn::Seed{1});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 1e-2, .weight_decay = 0.1});
   }
   /// i64 [4, 6], twice: this data rank's rows.
   std::vector<Tensor> batch(int index) const {

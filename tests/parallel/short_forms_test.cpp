@@ -25,7 +25,7 @@ struct Trained {
   explicit Trained(const Group& group, std::uint64_t seed) {
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{seed});
-    optimizer.emplace(net.parameters(), nn::AdamWOptions{.lr = 1e-2});
+    optimizer.emplace(net.parameters(), nn::AdamW::Options{.lr = 1e-2});
   }
   void step(int i) {
     backward(sum(net(batch_of(4, 6, static_cast<std::uint64_t>(i), "x"))));

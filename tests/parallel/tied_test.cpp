@@ -172,7 +172,7 @@ struct TiedTraining {
   TiedTraining(const DeviceMesh& mesh, const nn::UnitPolicy& policy, Wrapped wrapped) {
     shard_tied(net, mesh, policy, wrapped);
     net.materialize(nn::Seed{5});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.05});
   }
   Tensor step(const Tensor& x, const Tensor&) {
     Tensor loss;

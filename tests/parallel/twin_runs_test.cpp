@@ -100,7 +100,7 @@ struct Twin {
       nn::fully_shard(net, mesh, policy);
     }
     net.materialize(nn::Seed{5});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.02, .weight_decay = 0.1});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.02, .weight_decay = 0.1});
   }
   bool is_sharded() const { return nn::is_fully_sharded(net); }
   Tensor step(const Tensor& x, const Tensor& y) {

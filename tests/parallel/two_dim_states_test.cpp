@@ -91,7 +91,7 @@ struct LlamaTraining {
     nn::parallelize(net, mesh["tp"], nn::llama_plan(config, style));
     shard(net, mesh["dp"]);
     net.materialize(nn::Seed{1});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 1e-2});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 1e-2});
   }
   Tensor step(const Tensor& tokens, const Tensor& targets) {
     const Tensor loss = net(tokens, targets);

@@ -240,7 +240,7 @@ struct TwoDimTraining {
   TwoDimTraining(const DeviceMesh& root, const Grid3& grid) {
     shard_2d(net, root, grid, true);
     net.materialize(nn::Seed{5});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.05});
   }
   Tensor step(const Tensor& x, const Tensor& y) {
     Tensor loss;

@@ -42,7 +42,7 @@ struct PolicyTraining {
       : net(sizes) {
     shard(net, mesh, policy, policy);
     net.materialize(nn::Seed{seed});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.05});
   }
   /// Two micro-batches; with `waits` the first waits for the second's reduction.
   Tensor accumulate(const Tensor& x, bool waits = false) {

@@ -182,7 +182,7 @@ TEST(FullyShard, F196_TheGradientBufferHoldsWhatTrains) {
 void step_in_hooks(nn::Module& net, std::vector<std::unique_ptr<nn::Sgd>>& optimizers) {
   for (nn::Parameter* p : net.parameters()) {
     if (!p->requires_grad()) continue;
-    optimizers.push_back(std::make_unique<nn::Sgd>(std::vector<nn::Parameter*>{p}, nn::SgdOptions{.lr = 0.1}));
+    optimizers.push_back(std::make_unique<nn::Sgd>(std::vector<nn::Parameter*>{p}, nn::Sgd::Options{.lr = 0.1}));
     p->on_grad_accumulated([optimizer = optimizers.back().get()](Slot&) { optimizer->step_and_clear(); });
   }
 }

@@ -25,7 +25,7 @@ using Group = std::shared_ptr<ProcessGroup>;
 struct Training {
   explicit Training(ProcessGroup* ranks, bool captured) : group(ranks) {
     layer.materialize(nn::Seed{3});
-    optimizer.emplace(layer.parameters(), nn::AdamWOptions{.lr = 0.1});
+    optimizer.emplace(layer.parameters(), nn::AdamW::Options{.lr = 0.1});
     if (captured) compiled.emplace([this](std::span<const Tensor> in) { return step(in); }, CompileOptions{});
   }
   std::vector<Tensor> step(std::span<const Tensor> in) {

@@ -44,8 +44,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t kStepsPerPhase = 10, kBatchesPerStep = 8;
 constexpr std::int64_t kIn = 6, kOut = 3, kRows = 2;  // rows of a rank
 constexpr double kMaxNorm = 0.1, kNoLimit = std::numeric_limits<double>::infinity();
-constexpr std::int64_t kBytesInFlight = 4096;                                    // the least: the model is small
-constexpr nn::LossScalerOptions kScale{.init_scale = 16, .growth_interval = 4};  // no gradient overflows: none skips
+constexpr std::int64_t kBytesInFlight = 4096;                                      // the least: the model is small
+constexpr nn::LossScaler::Options kScale{.init_scale = 16, .growth_interval = 4};  // no gradient overflows: none skips
 constexpr std::chrono::seconds kSoon{20};  // a step that is left, and the reset: on a machine that is busy
 constexpr std::chrono::seconds kHangs{60};
 // KB a step; KB in all, below which a short run cannot tell.
@@ -127,7 +127,7 @@ struct Training {
       if (plan.scales_loss) scaler = std::make_unique<nn::LossScaler>(kScale);
     }
     net.materialize(nn::Seed{plan.seed});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01, .eps = 1e-3});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamW::Options{.lr = 0.01, .eps = 1e-3});
     if (is_offloaded) optimizer->offload({.folder = folder, .bytes_in_flight = kBytesInFlight});
   }
   void communicate_in_8_bits() {

@@ -264,7 +264,7 @@ class UnitsRun {
       : group_(group), units_(units), model_(units) {
     if (sharded) model_.shard(DeviceMesh(group_, "dp"));
     model_.materialize(nn::Seed{1});
-    optimizer_ = std::make_unique<nn::AdamW>(model_.parameters(), nn::AdamWOptions{.lr = 1e-6});
+    optimizer_ = std::make_unique<nn::AdamW>(model_.parameters(), nn::AdamW::Options{.lr = 1e-6});
     x_ = random_normal({kBatch, kWidth}, random_key(2, "x", "data", static_cast<std::uint64_t>(group_->rank())));
   }
 
