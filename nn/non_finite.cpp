@@ -1,7 +1,6 @@
 #include "nn/non_finite.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -12,6 +11,7 @@
 #include "runtime/exec/purpose.h"
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/quantity.h"
 
 namespace sherd::nn {
 
@@ -36,8 +36,7 @@ std::string earliest(ProcessGroup& group, const Finding& own) {
   std::size_t rank = 0;
   for (std::size_t r = 0; r < texts.size(); ++r) {
     const std::size_t space = texts[r].find(' ');
-    std::size_t place = 0;
-    std::from_chars(texts[r].data(), texts[r].data() + space, place);
+    const auto place = *number_of<std::size_t>(std::string_view(texts[r]).substr(0, space));
     if (place < first.place) first = {place, texts[r].substr(space + 1)}, rank = r;
   }
   if (first.what.empty()) return "";
@@ -90,8 +89,7 @@ Finding first_gradient(const Module& model) {
     if (!p->grad().defined()) continue;
     const bool all_finite = is_finite(p->grad());
     leave_memory(p->grad());
-    if (!all_finite)
-      return {parameters.size() - i, fmt::format("the gradient of \"{}\"", name)};
+    if (!all_finite) return {parameters.size() - i, fmt::format("the gradient of \"{}\"", name)};
   }
   return {};
 }

@@ -1,9 +1,9 @@
 #include "nn/plan/mesh_axes.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "runtime/tensor/nearest.h"
+#include "runtime/tensor/quantity.h"
 
 namespace sherd::nn {
 
@@ -18,11 +18,9 @@ DeviceMesh::Axis parse_axis(std::string_view text, std::string_view whole) {
   const std::string name(text.substr(0, equals));
   const std::string_view size = text.substr(equals + 1);
   check_axis_name(name, "mesh", whole);
-  int number = 0;
-  const auto [end, error] = std::from_chars(size.data(), size.data() + size.size(), number);
-  check(error == std::errc{} && end == size.data() + size.size() && number >= 1,
-        "mesh = \"{}\": {} must have a size of at least 1, got \"{}\"", whole, name, size);
-  return {name, number};
+  const std::optional<int> number = number_of<int>(size);
+  check(number && *number >= 1, "mesh = \"{}\": {} must have a size of at least 1, got \"{}\"", whole, name, size);
+  return {name, *number};
 }
 
 auto find(const Axes& axes, std::string_view name) { return std::ranges::find(axes, name, &DeviceMesh::Axis::name); }

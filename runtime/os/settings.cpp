@@ -1,6 +1,5 @@
 #include "runtime/os/settings.h"
 
-#include <charconv>
 #include <cstdlib>
 
 namespace sherd {
@@ -17,13 +16,6 @@ const Environment& process_environment() {
 std::string text_of(const Environment& environment, const char* name) {
   const char* value = environment(name);
   return value ? value : "";
-}
-
-std::optional<int> integer_of(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
 }
 
 std::string requested_cpu_level() { return variable("SHERD_CPU_LEVEL"); }

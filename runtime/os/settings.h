@@ -14,8 +14,6 @@ using Environment = std::function<const char*(const char*)>;
 const Environment& process_environment();
 /// A variable's text; empty if it is not set.
 std::string text_of(const Environment& environment, const char* name);
-/// The integer that a variable's text is; nothing if it is none.
-std::optional<int> integer_of(std::string_view text);
 
 /// SHERD_CPU_LEVEL, the instruction-set level of the kernels (os/instruction_level.h); empty: the best this CPU runs.
 std::string requested_cpu_level();

@@ -29,21 +29,13 @@ f16::f16(float x) {
   const auto u = std::bit_cast<std::uint32_t>(x);
   const auto sign = static_cast<std::uint16_t>((u >> 16) & 0x8000u);
   const std::uint32_t magnitude = u & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) {
-    bits = static_cast<std::uint16_t>(sign | 0x7e00u);
-    return;
-  }
-  if (magnitude >= 0x477ff000u) {
-    bits = static_cast<std::uint16_t>(sign | 0x7c00u);
-    return;
-  }  // rounds to inf
-  if (magnitude < 0x38800000u) {  // denormal half: let the float adder round at 2^-24
-    const float scaled = std::bit_cast<float>(magnitude) + 0.5f;
-    bits = static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(scaled) - 0x3f000000u));
-    return;
-  }
-  const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
-  bits = static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+  std::uint32_t rounded = 0;
+  if (magnitude > 0x7f800000u) rounded = 0x7e00u;
+  else if (magnitude >= 0x477ff000u) rounded = 0x7c00u;  // to inf
+  else if (magnitude < 0x38800000u)                      // denormal half: let the float adder round at 2^-24
+    rounded = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+  else rounded = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
+  bits = static_cast<std::uint16_t>(sign | rounded);
 }
 
 f16::operator float() const {

@@ -1,5 +1,7 @@
 #include "runtime/tensor/error.h"
 
+#include <algorithm>
+
 namespace sherd {
 
 Error::Error(std::string message) : std::runtime_error(message), message_(std::move(message)), text_(message_) {}
@@ -10,9 +12,7 @@ void Error::add(std::string label, std::string text) {
 }
 
 bool Error::has(const std::string& label) const {
-  for (const auto& [name, text] : frames_)
-    if (name == label) return true;
-  return false;
+  return std::ranges::find(frames_, label, &std::pair<std::string, std::string>::first) != frames_.end();
 }
 
 std::string current_exception_text() noexcept {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 
 namespace sherd {
 
@@ -23,11 +22,8 @@ std::optional<int> parse_exponent(std::string_view signed_text) {
   constexpr int kMost = 1000;  // far beyond what 64 bits hold
   if (text.starts_with('+')) text.remove_prefix(1);
   if (text.empty() || (text[0] == '-' && signed_text.starts_with('+'))) return std::nullopt;
-  int exponent = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), exponent);
-  if (error != std::errc() || end != text.data() + text.size() || exponent < -kMost || exponent > kMost)
-    return std::nullopt;
-  return exponent;
+  const std::optional<int> exponent = number_of<int>(text);
+  return exponent && *exponent >= -kMost && *exponent <= kMost ? exponent : std::nullopt;
 }
 
 std::optional<Decimal> parse_decimal(std::string_view text) {
@@ -103,12 +99,7 @@ Measure split_unit(std::string_view text) {
 
 std::optional<std::int64_t> parse_count(std::string_view text) { return whole_number(text, 1); }
 
-std::optional<double> parse_number(std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool is_number = error == std::errc() && end == text.data() + text.size() && !text.empty();
-  return is_number ? std::optional(value) : std::nullopt;
-}
+std::optional<double> parse_number(std::string_view text) { return number_of<double>(text); }
 
 std::optional<std::int64_t> parse_bytes(std::string_view text) {
   const Measure measure = split_unit(text);
@@ -117,12 +108,8 @@ std::optional<std::int64_t> parse_bytes(std::string_view text) {
 
 std::optional<double> parse_byte_rate(std::string_view text) {
   const Measure measure = split_unit(text);
-  double value = 0;
-  const auto [end, error] =
-      std::from_chars(measure.number.data(), measure.number.data() + measure.number.size(), value);
-  if (measure.number.empty() || error != std::errc() || end != measure.number.data() + measure.number.size())
-    return std::nullopt;
-  return value * static_cast<double>(measure.unit);
+  const std::optional<double> number = parse_number(measure.number);
+  return number ? std::optional(*number * static_cast<double>(measure.unit)) : std::nullopt;
 }
 
 }  // namespace sherd

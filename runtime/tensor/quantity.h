@@ -1,10 +1,20 @@
 #pragma once
 // Numbers as people type them: counts ("1000", "1e3") and bytes with a unit ("8GB", "512MiB").
+#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <string_view>
 
 namespace sherd {
+
+/// The number that all of `text` is, of an integer digits in `base`, or 10. Nothing for other text, and for what T does
+/// not hold.
+template <class T, class... Base>
+std::optional<T> number_of(std::string_view text, Base... base) {
+  T value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base...);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
+}
 
 /// How an error message and --help say what parse_bytes() takes.
 inline constexpr std::string_view kBytesForm = "a whole number of bytes, as 8000000000, 8e9, 8GB or 8GiB";

@@ -13,10 +13,7 @@ template <class T, std::size_t N>
 class SmallVec {
  public:
   SmallVec() = default;
-  SmallVec(std::initializer_list<T> values) {
-    reserve(values.size());
-    for (const T& v : values) push_back(v);
-  }
+  SmallVec(std::initializer_list<T> values) : SmallVec(std::span<const T>(values.begin(), values.size())) {}
   explicit SmallVec(std::span<const T> values) {
     reserve(values.size());
     for (const T& v : values) push_back(v);

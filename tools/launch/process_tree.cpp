@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -17,17 +16,16 @@
 #include <thread>
 
 #include "runtime/os/process_status.h"
+#include "runtime/tensor/quantity.h"
 
 namespace sherd {
 namespace {
 
 std::optional<ProcessEntry> read_entry(std::string_view name) {
-  pid_t pid = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
-  if (error != std::errc() || end != name.data() + name.size()) return std::nullopt;
-  const std::optional<ProcessStatus> status = process_status(pid);
+  const std::optional<pid_t> pid = number_of<pid_t>(name);
+  const std::optional<ProcessStatus> status = pid ? process_status(*pid) : std::nullopt;
   if (!status) return std::nullopt;
-  return ProcessEntry{pid, status->parent, status->group, status->has_ended(), status->state == 'T'};
+  return ProcessEntry{*pid, status->parent, status->group, status->has_ended(), status->state == 'T'};
 }
 
 std::vector<ProcessEntry> all_processes() {

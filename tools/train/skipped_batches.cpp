@@ -1,21 +1,20 @@
 #include "tools/train/skipped_batches.h"
 
-#include <charconv>
 #include <ranges>
 
 #include <fmt/ranges.h>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/quantity.h"
 
 namespace sherd::train {
 
 std::optional<std::vector<std::int64_t>> numbers_from_text(std::string_view text) {
   std::vector<std::int64_t> numbers;
   for (const auto part : std::views::split(text, ',')) {
-    const std::string_view digits(part.begin(), part.end());
-    const char* const last = digits.data() + digits.size();
-    const auto [end, error] = std::from_chars(digits.data(), last, numbers.emplace_back(-1));
-    if (error != std::errc() || end != last || numbers.back() < 0) return std::nullopt;
+    const auto number = number_of<std::int64_t>(std::string_view(part.begin(), part.end()));
+    if (!number || *number < 0) return std::nullopt;
+    numbers.push_back(*number);
   }
   return numbers;
 }

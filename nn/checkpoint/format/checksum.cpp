@@ -1,11 +1,10 @@
 #include "nn/checkpoint/format/checksum.h"
 
-#include <charconv>
-
 #define XXH_INLINE_ALL  // compiled in, as Boost and json are: users of libsherd.so need not have the library
 #include <xxhash.h>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/quantity.h"
 
 namespace sherd::ckpt {
 
@@ -31,11 +30,9 @@ std::uint64_t checksum(std::string_view text) { return checksum(std::as_bytes(st
 std::string checksum_text(std::uint64_t value) { return fmt::format("{:016x}", value); }
 
 std::uint64_t checksum_from_text(std::string_view text) {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
-  check(text.size() == 16 && error == std::errc() && end == text.data() + text.size(),
-        "\"{}\" is no checksum; a checksum is 16 hexadecimal digits", text.substr(0, 40));
-  return value;
+  const std::optional<std::uint64_t> value = number_of<std::uint64_t>(text, 16);
+  check(text.size() == 16 && value, "\"{}\" is no checksum; a checksum is 16 hexadecimal digits", text.substr(0, 40));
+  return *value;
 }
 
 }  // namespace sherd::ckpt

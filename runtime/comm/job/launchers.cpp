@@ -23,6 +23,7 @@
 
 #include "runtime/os/process_status.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/quantity.h"
 
 namespace sherd {
 namespace {
@@ -49,7 +50,7 @@ int read_number(const Environment& environment, const Launcher& launcher, const 
   const char* text = environment(name);
   check(text, "{} is not set, but other variables of {} are; set all of {}, {}, {} and {}, or none", name,
         launcher.source, launcher.rank, launcher.world_size, launcher.local_rank, launcher.local_world_size);
-  const std::optional<int> value = integer_of(text);
+  const std::optional<int> value = number_of<int>(text);
   check(value.has_value(), "{}='{}' is no integer", name, text);
   return *value;
 }
@@ -63,12 +64,12 @@ std::optional<int> entry_of_host(std::string_view list, int host) {
     int repeat = 1;
     if (const std::size_t open = item.find("(x"); open != item.npos) {
       if (item.back() != ')') return std::nullopt;
-      const auto times = integer_of(item.substr(open + 2, item.size() - open - 3));
+      const auto times = number_of<int>(item.substr(open + 2, item.size() - open - 3));
       if (!times || *times < 1) return std::nullopt;
       repeat = *times;
       item = item.substr(0, open);
     }
-    if (host < repeat) return integer_of(item);
+    if (host < repeat) return number_of<int>(item);
     host -= repeat;
   }
   return std::nullopt;
@@ -286,7 +287,7 @@ void check_is_alone(const Environment& environment) {
                                        {"JSM_NAMESPACE_SIZE", 0},
                                        {"PMI_RANK", 1},
                                        {"PMIX_RANK", 1}}) {
-    const std::int64_t value = integer_of(text_of(environment, variable)).value_or(0);
+    const std::int64_t value = number_of<int>(text_of(environment, variable)).value_or(0);
     check(value + more <= 1,
           "{}={}: {}{} ranks were started, and no variables that Sherd knows say which of them this is; start them by "
           "`sherd run -n {}`, or unset {} to run alone",

@@ -15,6 +15,7 @@
 #include "runtime/comm/store/tcp_store_server.h"
 #include "runtime/os/host_name.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/quantity.h"
 
 namespace sherd {
 namespace {
@@ -26,7 +27,7 @@ void read_restart(const Environment& environment, RankInfo* info) {
   const auto read = [&](const char* name, int least, int* value) {
     const char* text = environment(name);
     if (!text) return;
-    const std::optional<int> number = integer_of(text);
+    const std::optional<int> number = number_of<int>(text);
     check(number && *number >= least, "{}='{}' is no integer of at least {}", name, text, least);
     *value = *number;
   };
@@ -45,7 +46,7 @@ void read_store(const Environment& environment, RankInfo* info) {
   if (!store) return;
   const std::string_view text = store;
   const std::size_t colon = text.rfind(':');
-  const std::optional<int> port = colon == text.npos ? std::nullopt : integer_of(text.substr(colon + 1));
+  const std::optional<int> port = colon == text.npos ? std::nullopt : number_of<int>(text.substr(colon + 1));
   std::string_view host = text.substr(0, colon == text.npos ? 0 : colon);
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   check(!host.empty() && port && *port >= 1 && *port <= 65535,

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <mutex>
 #include <thread>
 #include <utility>  // before Asio: Boost 1.74 uses std::exchange without including it
@@ -18,6 +17,7 @@
 
 #include "runtime/comm/store/store_wire.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/quantity.h"
 
 namespace sherd {
 namespace {
@@ -247,13 +247,11 @@ std::string TcpStore::get(std::string_view key, milliseconds deadline) {
 std::int64_t TcpStore::add(std::string_view key, std::int64_t amount) {
   const std::lock_guard lock(connection_->turn);
   const auto status = connection_->call({wire::Op::add, 0, 0, amount}, key, {}, connection_->options.call_deadline);
-  const std::string& text = connection_->reply;
-  std::int64_t sum = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), sum);
-  check(status == wire::Status::ok && error == std::errc() && end == text.data() + text.size(),
+  const std::optional<std::int64_t> sum = number_of<std::int64_t>(connection_->reply);
+  check(status == wire::Status::ok && sum,
         "{}: add '{}': the key holds no integer, or the sum with {} does not fit into 64 bits", connection_->name, key,
         amount);
-  return sum;
+  return *sum;
 }
 
 }  // namespace sherd

@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <list>
 #include <map>
 #include <optional>
@@ -35,6 +34,7 @@
 #include "runtime/comm/store/store.h"
 #include "runtime/comm/store/store_wire.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/quantity.h"
 
 namespace sherd {
 namespace {
@@ -86,13 +86,6 @@ struct Reply {
   wire::Status status;
   std::string value;
 };
-
-std::optional<std::int64_t> parse_integer(std::string_view text) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
 
 wire::Nonce make_nonce() {
   const std::string text = random_hex(16);
@@ -319,7 +312,7 @@ awaitable<Reply> TcpStoreServer::Service::get(std::shared_ptr<Peer> peer, const 
 
 Reply TcpStoreServer::Service::add(const std::string& key, std::int64_t amount) {
   const auto found = values.find(key);
-  const std::optional<std::int64_t> before = found == values.end() ? 0 : parse_integer(found->second);
+  const std::optional<std::int64_t> before = found == values.end() ? 0 : number_of<std::int64_t>(found->second);
   std::int64_t sum = 0;
   if (!before || __builtin_add_overflow(*before, amount, &sum)) return {wire::Status::no_number, {}};
   const std::string text = std::to_string(sum);

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <string_view>
@@ -13,6 +12,7 @@
 #include "runtime/cuda/device/check.h"
 #include "runtime/os/descriptor.h"
 #include "runtime/tensor/fnv1a.h"
+#include "runtime/tensor/quantity.h"
 
 namespace sherd::cuda {
 
@@ -30,13 +30,6 @@ std::string to_hex(const cublasLtMatmulAlgo_t& algo) {
   return text;
 }
 
-std::optional<std::uint64_t> from_hex(std::string_view text) {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
 // "problem = algorithm checksum"
 std::string line_of(const std::string& problem, const std::string& algorithm) {
   const std::string text = fmt::format("{} = {}", problem, algorithm);
@@ -48,7 +41,8 @@ std::optional<std::pair<std::string, std::string>> parse_line(std::string_view l
   constexpr std::string_view kEquals = " = ";
   if (line.size() <= kWords * kHexDigits + kEquals.size() + kTail) return std::nullopt;
   const std::string_view text = line.substr(0, line.size() - kTail);
-  if (line[text.size()] != ' ' || from_hex(line.substr(text.size() + 1)) != fnv1a(text)) return std::nullopt;
+  if (line[text.size()] != ' ' || number_of<std::uint64_t>(line.substr(text.size() + 1), 16) != fnv1a(text))
+    return std::nullopt;
   const std::size_t split = text.size() - kWords * kHexDigits;
   if (text.substr(split - kEquals.size(), kEquals.size()) != kEquals) return std::nullopt;
   return std::pair(std::string(text.substr(0, split - kEquals.size())), std::string(text.substr(split)));
@@ -126,7 +120,7 @@ std::optional<GemmAlgorithm> AlgorithmCache::find(const std::string& problem) co
   if (found == entries_.end()) return std::nullopt;
   GemmAlgorithm algorithm;
   for (std::size_t i = 0; i < kWords; ++i) {
-    const auto word = from_hex(std::string_view(found->second).substr(i * kHexDigits, kHexDigits));
+    const auto word = number_of<std::uint64_t>(std::string_view(found->second).substr(i * kHexDigits, kHexDigits), 16);
     if (!word) return std::nullopt;
     algorithm.algo.data[i] = *word;
   }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "runtime/op/attrs/attr_text.h"
+#include "runtime/tensor/quantity.h"
 
 namespace sherd {
 
@@ -51,12 +52,10 @@ void read_device(Device& value, AttrReader& in) {
       return;
     }
   constexpr std::string_view kNumbered = "cuda:";
-  std::uint8_t index = 0;
-  const auto [end, problem] = word.starts_with(kNumbered)
-                                  ? std::from_chars(word.data() + kNumbered.size(), word.data() + word.size(), index)
-                                  : std::from_chars_result{word.data(), std::errc::invalid_argument};
-  if (problem != std::errc() || end != word.data() + word.size()) in.refuse("device (cpu, meta, cuda, cuda:1)");
-  value = Device::cuda(index);
+  const auto index =
+      word.starts_with(kNumbered) ? number_of<std::uint8_t>(word.substr(kNumbered.size())) : std::nullopt;
+  if (!index) in.refuse("device (cpu, meta, cuda, cuda:1)");
+  value = Device::cuda(*index);
 }
 
 }  // namespace
