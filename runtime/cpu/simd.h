@@ -174,18 +174,6 @@ struct AccumulatorOf<double> {
 template <class T>
 using Accumulator = typename AccumulatorOf<T>::type;
 
-/// Calls fn(Type<T>{}) for the floating dtypes; infer has refused the others.
-template <class Fn>
-decltype(auto) visit_floating(DType t, Fn&& fn) {
-  switch (t) {
-    case DType::f64: return fn(Type<double>{});
-    case DType::f32: return fn(Type<float>{});
-    case DType::bf16: return fn(Type<bf16>{});
-    case DType::f16: return fn(Type<f16>{});
-    default: fail("{} is not a floating-point type", name(t));
-  }
-}
-
 // Reductions over a row of n elements. Two vectors run side by side to hide the latency of the adder.
 template <class A>
 A row_max(const A* x, std::int64_t n) {

@@ -103,6 +103,17 @@ decltype(auto) visit_dtype(DType t, Fn&& fn) {
   }
   fail("unknown dtype {}", static_cast<int>(t));
 }
+/// The same for the floating dtypes; infer has refused the others.
+template <class Fn>
+decltype(auto) visit_floating(DType t, Fn&& fn) {
+  switch (t) {
+    case DType::f64: return fn(Type<double>{});
+    case DType::f32: return fn(Type<float>{});
+    case DType::bf16: return fn(Type<bf16>{});
+    case DType::f16: return fn(Type<f16>{});
+    default: fail("{} is not a floating-point type", name(t));
+  }
+}
 
 /// One conversion between any two element types: floats to integers truncate, anything to bool is != 0.
 template <class To, class From>

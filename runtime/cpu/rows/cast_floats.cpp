@@ -16,15 +16,6 @@ void cast_all(To* __restrict to, const From* __restrict from, std::int64_t count
   for (; at < count; ++at) to[at] = convert<To>(from[at]);
 }
 
-/// Calls fn with the C++ type of a floating dtype.
-template <class Fn>
-void visit_floating(DType dtype, Fn&& fn) {
-  visit_dtype(dtype, [&]<class T>(Type<T>) {
-    if constexpr (is_floating(dtype_of<T>)) fn(Type<T>{});
-    else fail("a transport casts floats only, not {}", name(dtype));
-  });
-}
-
 }  // namespace
 
 void cast_floats(DType to_dtype, void* to, DType from_dtype, const void* from, std::int64_t count) {

@@ -43,12 +43,7 @@ void for_each_range(std::span<const Extent> extents, const Fn& fn) {
 template <class Fn>
 void visit_types(const Extent& e, const Fn& fn) {
   const auto with_grad = [&]<class T>(Type<T>) {
-    switch (e.grad_dtype) {
-      case DType::f64: return fn(Type<T>{}, Type<double>{});
-      case DType::f32: return fn(Type<T>{}, Type<float>{});
-      case DType::bf16: return fn(Type<T>{}, Type<bf16>{});
-      default: return fn(Type<T>{}, Type<f16>{});
-    }
+    visit_floating(e.grad_dtype, [&]<class G>(Type<G> grad) { fn(Type<T>{}, grad); });
   };
   if (e.dtype == DType::f64) with_grad(Type<double>{});
   else with_grad(Type<float>{});

@@ -75,14 +75,6 @@ struct Min {
 template <class A>
 using Block = std::array<A, kBlock>;
 
-/// Calls fn with the C++ type of a dtype that an output of floats may have.
-template <class Fn>
-void visit_floating(DType dtype, Fn&& fn) {
-  visit_dtype(dtype, [&]<class T>(Type<T>) {
-    if constexpr (is_floating(dtype_of<T>)) fn(Type<T>{});
-  });
-}
-
 template <class A, class Length>
 void round_to(DType dtype, Block<A>& values, Length length) {
   visit_floating(dtype, [&]<class W>(Type<W>) {

@@ -260,21 +260,10 @@ Grid grid_of(const TiledArguments<T>& a, int heads) {
           .shared_bytes = sizeof(TiledShared<Compute<T>>)};
 }
 
-template <class Fn>
-void dispatch(DType dtype, Fn fn) {
-  switch (dtype) {
-    case DType::f64: return fn(Type<double>{});
-    case DType::f32: return fn(Type<float>{});
-    case DType::bf16: return fn(Type<bf16>{});
-    case DType::f16: return fn(Type<f16>{});
-    default: fail("attention of {}: floating-point inputs only", name(dtype));
-  }
-}
-
 }  // namespace
 
 void tiled_attention_forward(cudaStream_t stream, const AttentionShape& n, const AttentionForward& t) {
-  dispatch(n.dtype, [&]<class T>(Type<T>) {
+  visit_floating(n.dtype, [&]<class T>(Type<T>) {
     TiledArguments<T> a = arguments_of<T>(n);
     a.q = {t.q, n.k};
     a.k = {t.k, n.k};
@@ -287,7 +276,7 @@ void tiled_attention_forward(cudaStream_t stream, const AttentionShape& n, const
 }
 
 void tiled_attention_backward(cudaStream_t stream, const AttentionShape& n, const AttentionBackward& t) {
-  dispatch(n.dtype, [&]<class T>(Type<T>) {
+  visit_floating(n.dtype, [&]<class T>(Type<T>) {
     TiledArguments<T> a = arguments_of<T>(n);
     a.grad = {t.grad, n.k};
     a.q = {t.q, n.k};
@@ -306,7 +295,7 @@ void tiled_attention_backward(cudaStream_t stream, const AttentionShape& n, cons
 }
 
 void attention_row_dots(cudaStream_t stream, const AttentionShape& n, const AttentionBackward& t) {
-  dispatch(n.dtype, [&]<class T>(Type<T>) {
+  visit_floating(n.dtype, [&]<class T>(Type<T>) {
     const std::int64_t rows = n.query_rows();
     constexpr std::int64_t per_block = kTiledThreads / kWarp;
     launch(stream, row_dots<T>,

@@ -20,16 +20,4 @@ class Dense {
   const void* data_;
 };
 
-/// Calls fn(Type<T>{}) with the C++ type of a floating dtype.
-template <class Fn>
-void visit_float(DType dtype, const Fn& fn) {
-  switch (dtype) {
-    case DType::f64: return fn(Type<double>{});
-    case DType::f32: return fn(Type<float>{});
-    case DType::bf16: return fn(Type<bf16>{});
-    case DType::f16: return fn(Type<f16>{});
-    default: fail("needs a floating dtype, got {}", name(dtype));
-  }
-}
-
 }  // namespace sherd::cuda

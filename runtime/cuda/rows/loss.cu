@@ -131,7 +131,7 @@ void cross_entropy(const KernelCall& call) {
   const std::int64_t v = call.in[0].shape().back(), rows = call.in[1].numel();
   const Dense logits(context, call.in[0]), classes(context, call.in[1]);
   const Targets targets = targets_of(call, call.in[1], classes, v);
-  visit_float(call.in[0].dtype(), [&]<class T>(Type<T>) {
+  visit_floating(call.in[0].dtype(), [&]<class T>(Type<T>) {
     using A = Compute<T>;
     const Workspace losses(context, rows * static_cast<std::int64_t>(sizeof(A)));
     loss_rows(context, logits.data<T>(), 0, rows, targets,
@@ -145,7 +145,7 @@ void linear_cross_entropy(const KernelCall& call) {
   const std::int64_t rows = call.in[2].numel();
   const Dense classes(context, call.in[2]);
   const Targets targets = targets_of(call, call.in[2], classes, call.in[1].size(0));
-  visit_float(call.in[0].dtype(), [&]<class T>(Type<T>) {
+  visit_floating(call.in[0].dtype(), [&]<class T>(Type<T>) {
     using A = Compute<T>;
     const Workspace losses(context, rows * static_cast<std::int64_t>(sizeof(A)));
     loss_rows_of_product<T>(call, targets, LossOut<Math, A>{call.out[1].mutable_data<A>(), losses.as<A>()});
@@ -162,7 +162,7 @@ void cross_entropy_parts(const KernelCall& call) {
   Context& context = context_of(call);
   const Dense logits(context, call.in[0]), classes(context, call.in[1]);
   const Targets targets = targets_of(call, call.in[1], classes, call.in[0].shape().back());
-  visit_float(call.in[0].dtype(), [&]<class T>(Type<T>) {
+  visit_floating(call.in[0].dtype(), [&]<class T>(Type<T>) {
     loss_rows(context, logits.data<T>(), 0, call.in[1].numel(), targets, parts_out<Compute<T>>(call));
   });
 }
@@ -171,8 +171,8 @@ void linear_cross_entropy_parts(const KernelCall& call) {
   Context& context = context_of(call);
   const Dense classes(context, call.in[2]);
   const Targets targets = targets_of(call, call.in[2], classes, call.in[1].size(0));
-  visit_float(call.in[0].dtype(),
-              [&]<class T>(Type<T>) { loss_rows_of_product<T>(call, targets, parts_out<Compute<T>>(call)); });
+  visit_floating(call.in[0].dtype(),
+                 [&]<class T>(Type<T>) { loss_rows_of_product<T>(call, targets, parts_out<Compute<T>>(call)); });
 }
 
 // ---- backward ----
@@ -211,7 +211,7 @@ void cross_entropy_backward(const KernelCall& call) {
   const std::int64_t v = logits.shape().back(), rows = call.in[2].numel();
   const Dense in(context, logits), classes(context, call.in[2]), lse(context, call.in[3]);
   const Targets targets = targets_of(call, call.in[2], classes, v);
-  visit_float(logits.dtype(), [&]<class T>(Type<T>) {
+  visit_floating(logits.dtype(), [&]<class T>(Type<T>) {
     using A = Compute<T>;
     T* const d = call.out[0].mutable_data<T>();
     visit_row<T, 1, 0>(v, are_aligned(in.data<T>(), d), kLargestLossTeam, [&]<class R>(Type<R>) {

@@ -90,7 +90,7 @@ void norm_forward(const KernelCall& call) {
   Context& context = context_of(call);
   const cudaStream_t stream = context.stream();
   const Dense in(context, x), weight(context, call.in[1]), bias(context, kCentred ? call.in[2] : Tensor());
-  visit_float(x.dtype(), [&]<class T>(Type<T>) {
+  visit_floating(x.dtype(), [&]<class T>(Type<T>) {
     using A = Compute<T>;
     const Forward<T> f{in.data<T>(),
                        weight.data<T>(),
@@ -261,7 +261,7 @@ void norm_backward(const KernelCall& call) {
   Context& context = context_of(call);
   const Dense grads(context, call.in[0]), in(context, x), weight(context, call.in[2]);
   const Dense mean(context, kCentred ? call.in[3] : Tensor()), rstd(context, call.in[kCentred ? 4 : 3]);
-  visit_float(x.dtype(), [&]<class T>(Type<T>) {
+  visit_floating(x.dtype(), [&]<class T>(Type<T>) {
     using A = Compute<T>;
     const Backward<T> b{grads.data<T>(), in.data<T>(),   weight.data<T>(),
                         mean.data<A>(),  rstd.data<A>(), call.out[0].mutable_data<T>(),

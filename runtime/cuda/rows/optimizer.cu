@@ -212,16 +212,10 @@ __global__ void step_kernel(Batch batch, const Rule* rule_at) {
 template <class Rule>
 void update(const KernelCall& call, std::size_t n, const Rule* rule) {
   const cudaStream_t stream = context_of(call).stream();
-  const auto with = [&]<class T, class G>(const Batch& batch, unsigned blocks, Type<T>, Type<G>) {
-    launch(stream, step_kernel<Rule, T, G>, {.blocks = blocks, .threads = kOptimizerThreads}, batch, rule);
-  };
-  const auto with_grad = [&]<class T>(const Batch& batch, unsigned blocks, DType grad, Type<T> type) {
-    switch (grad) {
-      case DType::f64: return with(batch, blocks, type, Type<double>{});
-      case DType::f32: return with(batch, blocks, type, Type<float>{});
-      case DType::bf16: return with(batch, blocks, type, Type<bf16>{});
-      default: return with(batch, blocks, type, Type<f16>{});
-    }
+  const auto with_grad = [&]<class T>(const Batch& batch, unsigned blocks, DType grad, Type<T>) {
+    visit_floating(grad, [&]<class G>(Type<G>) {
+      launch(stream, step_kernel<Rule, T, G>, {.blocks = blocks, .threads = kOptimizerThreads}, batch, rule);
+    });
   };
   for_each_batch(optimizer_extents(call.in, n, Rule::kStates + 2),
                  [&](const Batch& batch, const Extent& types, unsigned blocks) {

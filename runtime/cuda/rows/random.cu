@@ -212,7 +212,7 @@ void draw(const KernelCall& call) {
   const auto& attrs = call.attrs.as<RandomAttrs>();
   const Tensor& out = call.out[0];
   const Part part = part_of(attrs.first, attrs.runs, out, nullptr);
-  visit_float(out.dtype(), [&]<class T>(Type<T>) {
+  visit_floating(out.dtype(), [&]<class T>(Type<T>) {
     launch(context_of(call).stream(), draw_kernel<T, Transform>, {.blocks = blocks_of(part), .threads = kRandomThreads},
            out.mutable_data<T>(), part, source_of(attrs.key, call, 0), Transform(attrs.a, attrs.b));
   });
@@ -225,7 +225,7 @@ void dropout(const KernelCall& call) {
   const Dense x(context, call.in[0]);
   const Part part = part_of(attrs.first, attrs.runs, out, x.raw());
   const float p = attrs.p;
-  visit_float(out.dtype(), [&]<class T>(Type<T>) {
+  visit_floating(out.dtype(), [&]<class T>(Type<T>) {
     using C = Compute<T>;
     const C scale = p < 1 ? C{1} / (C{1} - static_cast<C>(p)) : C{0};
     launch(context.stream(), dropout_kernel<T>, {.blocks = blocks_of(part), .threads = kRandomThreads}, x.data<T>(),

@@ -126,12 +126,7 @@ void rope_as(const KernelCall& call) {
 
 void rope(const KernelCall& call) {
   if (call.out[0].numel() == 0) return;
-  switch (call.out[0].dtype()) {
-    case DType::f64: return rope_as<double>(call);
-    case DType::bf16: return rope_as<bf16>(call);
-    case DType::f16: return rope_as<f16>(call);
-    default: return rope_as<float>(call);
-  }
+  visit_floating(call.out[0].dtype(), [&]<class T>(Type<T>) { rope_as<T>(call); });
 }
 
 }  // namespace

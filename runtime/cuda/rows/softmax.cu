@@ -185,7 +185,7 @@ void softmax_forward(const KernelCall& call) {
   Context& context = context_of(call);
   const cudaStream_t stream = context.stream();
   const Dense in(context, call.in[0]);
-  visit_float(out.dtype(), [&]<class T>(Type<T>) {
+  visit_floating(out.dtype(), [&]<class T>(Type<T>) {
     const T* const x = in.data<T>();
     T* const y = out.mutable_data<T>();
     if (lines.inner > 1)
@@ -208,7 +208,7 @@ void softmax_gradient(const KernelCall& call) {
   Context& context = context_of(call);
   const cudaStream_t stream = context.stream();
   const Dense grads(context, call.in[0]), results(context, call.in[1]);
-  visit_float(out.dtype(), [&]<class T>(Type<T>) {
+  visit_floating(out.dtype(), [&]<class T>(Type<T>) {
     const T *const grad = grads.data<T>(), *const y = results.data<T>();
     T* const dx = out.mutable_data<T>();
     if (lines.inner > 1)
