@@ -17,43 +17,15 @@ class Node : public RefCounted {
  public:
   enum class Kind : std::uint8_t { op, leaf };
   explicit Node(Kind k) : kind(k) {}
+  /// And what it alone holds.
+  static void destroy(Node* node);
   const Kind kind;
   std::uint64_t sequence = 0;
   std::uint64_t visited = 0;  // id of the backward pass that saw it last
   Node* next_dead = nullptr;  // chain of nodes about to be destroyed
 };
 
-/// Owning handle on a node.
-class NodeRef {
- public:
-  NodeRef() = default;
-  explicit NodeRef(Node* node) : node_(node) {
-    if (node_) node_->retain();
-  }
-  /// The first handle on a node that was just made.
-  static NodeRef fresh(Node* node) {
-    NodeRef ref;
-    ref.node_ = node;
-    node->retain_fresh();
-    return ref;
-  }
-  NodeRef(const NodeRef& other) : NodeRef(other.node_) {}
-  NodeRef(NodeRef&& other) noexcept : node_(std::exchange(other.node_, nullptr)) {}
-  NodeRef& operator=(NodeRef other) noexcept {
-    std::swap(node_, other.node_);
-    return *this;
-  }
-  ~NodeRef() {
-    if (node_) release_node(node_);
-  }
-  Node* get() const { return node_; }
-  /// The caller owns the reference now.
-  Node* release() { return std::exchange(node_, nullptr); }
-  explicit operator bool() const { return node_ != nullptr; }
-
- private:
-  Node* node_ = nullptr;
-};
+using NodeRef = Ref<Node>;
 
 /// Where the gradient of an input goes.
 struct Edge {

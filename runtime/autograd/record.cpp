@@ -131,8 +131,10 @@ NodeRef make_node(const OpCall& call, RankContext& context, const How& how) {
   return made;
 }
 
+}  // namespace
+
 // A node's destructor releases its neighbours, which come back here and are queued, not nested.
-[[gnu::noinline]] void destroy_node(Node* node) {
+[[gnu::noinline]] void Node::destroy(Node* node) {
   static thread_local constinit Node* dead __attribute__((tls_model("initial-exec"))) = nullptr;
   static thread_local constinit bool running __attribute__((tls_model("initial-exec"))) = false;
   node->next_dead = dead;
@@ -143,10 +145,8 @@ NodeRef make_node(const OpCall& call, RankContext& context, const How& how) {
   running = false;
 }
 
-}  // namespace
-
 void release_node(Node* node) {
-  if (node->drop()) destroy_node(node);
+  if (node->drop()) Node::destroy(node);
 }
 
 void TensorHandle::set_grad_node(NodeRef node, int output_index) {

@@ -51,6 +51,8 @@ class Ref {
     if (object_ && object_->drop()) T::destroy(object_);
   }
   T* get() const { return object_; }
+  /// The caller owns the reference now.
+  T* release() { return std::exchange(object_, nullptr); }
   T* operator->() const { return object_; }
   T& operator*() const { return *object_; }
   explicit operator bool() const { return object_ != nullptr; }

@@ -18,7 +18,6 @@ namespace sherd {
 
 class Tensor;
 class Node;
-class NodeRef;
 /// Drops a reference to a tape node (autograd/node.h).
 void release_node(Node* node);
 
@@ -84,7 +83,7 @@ class TensorHandle {
   Node* grad_node() const { return known("grad_node()").grad_node; }
   int output_index() const { return known("output_index()").output_index; }
   /// Makes `node` the maker of this tensor.
-  void set_grad_node(NodeRef node, int output_index);
+  void set_grad_node(Ref<Node> node, int output_index);
 
  protected:
   /// What `asked` is of: an Error if there is no tensor. A branch on the pointer that the caller loads anyway.
