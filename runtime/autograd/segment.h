@@ -31,8 +31,7 @@ class SegmentPolicy {
 /// row (not one of a distributed tensor) that would run again.
 class SegmentScope {
  public:
-  explicit SegmentScope(const SegmentPolicy& policy)
-      : modes_(tape_modes()), outer_policy_(modes_.segment_policy), outer_(modes_.segment) {
+  explicit SegmentScope(const SegmentPolicy& policy) : SegmentScope() {
     modes_.segment_policy = &policy;
     if (modes_.segment == 0) modes_.segment = RankContext::current().next_id();
   }
@@ -43,30 +42,22 @@ class SegmentScope {
   SegmentScope(const SegmentScope&) = delete;
   SegmentScope& operator=(const SegmentScope&) = delete;
 
- private:
+ protected:
+  SegmentScope() : modes_(tape_modes()), outer_policy_(modes_.segment_policy), outer_(modes_.segment) {}
   TapeModes& modes_;
+
+ private:
   const SegmentPolicy* const outer_policy_;
   const std::uint64_t outer_;
 };
 
 /// What is called in such a scope belongs to no segment: communication that is not repeated, and what users do in it.
-class OutsideSegment {
+class OutsideSegment : private SegmentScope {
  public:
-  OutsideSegment()
-      : modes_(tape_modes()),
-        policy_(std::exchange(modes_.segment_policy, nullptr)),
-        segment_(std::exchange(modes_.segment, 0)) {}
-  ~OutsideSegment() {
-    modes_.segment_policy = policy_;
-    modes_.segment = segment_;
+  OutsideSegment() {
+    modes_.segment_policy = nullptr;
+    modes_.segment = 0;
   }
-  OutsideSegment(const OutsideSegment&) = delete;
-  OutsideSegment& operator=(const OutsideSegment&) = delete;
-
- private:
-  TapeModes& modes_;
-  const SegmentPolicy* const policy_;
-  const std::uint64_t segment_;
 };
 
 }  // namespace sherd
