@@ -29,6 +29,12 @@ inline std::optional<Placement> if_sequence_parallel(const TensorParallelOptions
   return options.sequence_parallel ? std::optional(Shard(dim)) : std::nullopt;
 }
 
+/// A block of attention and a feed-forward part, whose matrices `up` and `down` name; a plain input counts as
+/// replicated.
+Plan block_plan(const TensorParallelOptions& options, const std::string& up, const std::string& down);
+/// Adds the two ends of a model to the plan of its blocks.
+void add_ends(Plan& plan, const TensorParallelOptions& options, bool tied_head);
+
 /// The token embedding (tokens [B, T] are replicated): sharded along the vocabulary, or replicated with a tied head
 /// that is.
 Style token_embedding_style(const TensorParallelOptions& options, bool tied_head);
