@@ -322,8 +322,7 @@ Ready begin_units(std::span<const std::string_view> args) {
   take_flags(args, {{"sharded", &sharded}, {"units", &units}});
   const std::shared_ptr<ProcessGroup> group = pinned_group();
   set_threads(1);
-  const auto run = std::make_shared<UnitsRun>(units, sharded, group);
-  return {sherd_greeting(), [run](const std::string& request) { return run->answer(request); }, group};
+  return ready<UnitsRun>(sherd_greeting(), group, units, sharded, group);
 }
 
 constexpr Works::value_type kCallWorks[] = {{"gemm", begin_gemm},

@@ -26,6 +26,12 @@ struct Ready {
   std::function<nlohmann::json(const std::string& request)> answer;
   std::shared_ptr<ProcessGroup> group{};  ///< of several ranks: all of them answer, and rank 0 is heard
 };
+/// A kind that makes a Run of the arguments, and lets it answer.
+template <class Run>
+Ready ready(nlohmann::json greeting, const std::shared_ptr<ProcessGroup>& group, auto&&... arguments) {
+  const auto run = std::make_shared<Run>(arguments...);
+  return {std::move(greeting), [run](const std::string& request) { return run->answer(request); }, group};
+}
 /// What most kinds say first.
 inline nlohmann::json sherd_greeting() { return {{"peer", "sherd"}}; }
 /// Each kind by its name: takes its flags, and makes ready.

@@ -167,8 +167,7 @@ Ready begin_step(std::span<const std::string_view> args) {
   bool profile = false;
   BenchRow row = take_row(args, {}, {{"profile", &profile}});
   if (row.tensor_parallel) row.plan.mesh = fmt::format("tp={}", group->size());
-  const auto run = std::make_shared<StepRun>(row, profile, group);
-  return {greeting_of(row), [run](const std::string& request) { return run->answer(request); }, group};
+  return ready<StepRun>(greeting_of(row), group, row, profile, group);
 }
 
 // `train CONFIG.toml [flags]`: a training run as `sherd train` makes it, told apart by rank. A request is a number of
@@ -229,8 +228,7 @@ Ready begin_train(std::span<const std::string_view> args) {
   check(config.has_value(), "train: a child has no help");
   const std::shared_ptr<ProcessGroup> group = config->threads == 0 ? pinned_group(2) : world_group();
   if (config->threads == 0) config->threads = 1;
-  const auto run = std::make_shared<TrainRun>(*config, group);
-  return {sherd_greeting(), [run](const std::string& request) { return run->answer(request); }, group};
+  return ready<TrainRun>(sherd_greeting(), group, *config, group);
 }
 
 // `ghost`: ranks of a large job, one after the other, each a ghost on this thread. A request names them: "0 63 511".
@@ -457,8 +455,7 @@ Ready begin_guards(std::span<const std::string_view> args) {
   const BenchRow row = take_row(args, {.name = "mini", .layers = 32});
   BenchModel model = row.model();
   model.batch = 1;
-  const auto run = std::make_shared<GuardsRun>(model);
-  return {greeting_of(row), [run](const std::string& request) { return run->answer(request); }};
+  return ready<GuardsRun>(greeting_of(row), nullptr, model);
 }
 
 // `predicted [--link ...]`: a captured training step with clipping and AdamW, on several ranks fully sharded, each with
