@@ -9,12 +9,14 @@
 #include "runtime/cpu/rows/reduce_plan.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/cpu/tile.h"
-#include "runtime/op/rows/pointwise.h"
+#include "runtime/op/rows/folds.h"
 #include "runtime/op/rows/reduce_attrs.h"
 
 namespace sherd::cpu {
 
 namespace {
+
+using namespace folds;
 
 constexpr std::int64_t kSerialReduce = 1 << 17;  // elements: less than 10 us, which waking a second thread costs
 constexpr std::int64_t kLanes = 32;
@@ -22,67 +24,6 @@ constexpr std::int64_t kRowsPerFlush = 64;  // rows added in the compute type be
 
 template <class C>
 using Wide = std::conditional_t<std::is_floating_point_v<C>, double, std::int64_t>;
-
-struct Sum {
-  template <class T>
-  static T identity() {
-    return T{0};
-  }
-  template <class T>
-  static T combine(T a, T b) {
-    return pointwise::plus(a, b);
-  }
-};
-struct Product {
-  template <class T>
-  static T identity() {
-    return T{1};
-  }
-  template <class T>
-  static T combine(T a, T b) {
-    return pointwise::times(a, b);
-  }
-};
-struct Largest {
-  template <class T>
-  static T identity() {
-    return std::is_integral_v<T> ? std::numeric_limits<T>::lowest() : -std::numeric_limits<T>::infinity();
-  }
-  template <class T>
-  static T combine(T a, T b) {
-    return pointwise::Maximum()(a, b);
-  }
-};
-struct Smallest {
-  template <class T>
-  static T identity() {
-    return std::is_integral_v<T> ? std::numeric_limits<T>::max() : std::numeric_limits<T>::infinity();
-  }
-  template <class T>
-  static T combine(T a, T b) {
-    return pointwise::Minimum()(a, b);
-  }
-};
-struct Any {
-  template <class T>
-  static T identity() {
-    return T{0};
-  }
-  template <class T>
-  static T combine(T a, T b) {
-    return pointwise::LogicalOr()(a, b);
-  }
-};
-struct All {
-  template <class T>
-  static T identity() {
-    return T{1};
-  }
-  template <class T>
-  static T combine(T a, T b) {
-    return pointwise::LogicalAnd()(a, b);
-  }
-};
 
 template <class R, class C>
 C reduce_block(const C* x, std::int64_t n) {

@@ -13,7 +13,7 @@
 #include "runtime/cuda/rows/copy.h"
 #include "runtime/cuda/rows/reduce_device.h"
 #include "runtime/cuda/rows/row_team.h"
-#include "runtime/op/rows/pointwise.h"
+#include "runtime/op/rows/folds.h"
 #include "runtime/op/rows/reduce_attrs.h"
 
 namespace sherd::cuda {
@@ -25,75 +25,13 @@ using Wide = std::conditional_t<std::is_floating_point_v<C>, double, std::int64_
 
 // ---- what is combined ----
 
-struct Sum {
-  static constexpr bool kVectors = true;
-  template <class T>
-  __device__ static T identity() {
-    return T{0};
-  }
-  template <class T>
-  __device__ static T combine(T a, T b) {
-    return pointwise::plus(a, b);
-  }
-};
-struct Product {
-  static constexpr bool kVectors = false;
-  template <class T>
-  __device__ static T identity() {
-    return T{1};
-  }
-  template <class T>
-  __device__ static T combine(T a, T b) {
-    return pointwise::times(a, b);
-  }
-};
-struct Largest {
-  static constexpr bool kVectors = true;
-  template <class T>
-  __device__ static T identity() {
-    return lowest<T>();
-  }
-  template <class T>
-  __device__ static T combine(T a, T b) {
-    return pointwise::Maximum()(a, b);
-  }
-};
-struct Smallest {
-  static constexpr bool kVectors = true;
-  template <class T>
-  __device__ static T identity() {
-    if constexpr (std::is_integral_v<T>) return std::numeric_limits<T>::max();
-    else return std::numeric_limits<T>::infinity();
-  }
-  template <class T>
-  __device__ static T combine(T a, T b) {
-    return pointwise::Minimum()(a, b);
-  }
-};
-struct Any {
-  static constexpr bool kVectors = false;
-  template <class T>
-  __device__ static T identity() {
-    return T{0};
-  }
-  template <class T>
-  __device__ static T combine(T a, T b) {
-    return pointwise::LogicalOr()(a, b);
-  }
-};
-struct All {
-  static constexpr bool kVectors = false;
-  template <class T>
-  __device__ static T identity() {
-    return T{1};
-  }
-  template <class T>
-  __device__ static T combine(T a, T b) {
-    return pointwise::LogicalAnd()(a, b);
-  }
-};
+using namespace folds;
 
-/// One of these, chosen when the kernel runs: for elements of any dtype, where reading decides the time.
+/// Whether its elements are read as vectors where that can be.
+template <class R>
+constexpr bool kVectors = std::is_same_v<R, Sum> || std::is_same_v<R, Largest> || std::is_same_v<R, Smallest>;
+
+/// A fold that is chosen when the kernel runs: for elements of any dtype, where reading decides the time.
 struct Chosen {
   enum class Kind { product, largest, smallest, any, all };
   Kind kind;
@@ -386,7 +324,7 @@ template <class R, class AnyR>
 void reduce(const KernelCall& call, std::uint64_t mask, AnyR any, bool mean = false) {
   const Tensor& x = call.in[0];
   if (call.out[0].numel() == 0) return;
-  if constexpr (R::kVectors) {
+  if constexpr (kVectors<R>) {
     if (x.dtype() == DType::f32 && run_by_vectors<R, float>(call, mask, mean)) return;
     if (x.dtype() == DType::bf16 && run_by_vectors<R, bf16>(call, mask, mean)) return;
     if (x.dtype() == DType::f16 && run_by_vectors<R, f16>(call, mask, mean)) return;
