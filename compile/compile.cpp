@@ -184,8 +184,11 @@ void CompiledStep::fit(Entry& entry, ProcessGroup* group) {
     for (const ir::Value& value : entry.recorded.values)
       if (value.kind == ir::ValueKind::argument) beside[static_cast<std::size_t>(value.category)] += value.bytes;
   const std::int64_t bytes_beside = std::accumulate(beside.begin(), beside.end(), std::int64_t{0});
-  if (options_.memory_budget.is_set())
-    price(entry, options_.memory_budget.bytes(alone.peak + bytes_beside) - account.total(), group != nullptr);
+  if (options_.memory_budget.is_set() && !prices_ && !RankContext::current().is_ghost()) {  // which measures nothing
+    const std::int64_t room = options_.memory_budget.bytes(alone.peak + bytes_beside) - account.total();
+    prices_ = measure_prices(entry.graph.program,
+                             {.most_bytes = std::max<std::int64_t>(1, room), .group = group ? group_ : nullptr});
+  }
   Fitted fitted = fit_program(entry.recorded, {.budget = options_.memory_budget,
                                                .passes = options_.passes,
                                                .beside = bytes_beside,
@@ -194,19 +197,12 @@ void CompiledStep::fit(Entry& entry, ProcessGroup* group) {
   entry.is_fitted = true;
   entry.notes = fmt::format("{}", fmt::join(fitted.notes, "; "));
   if (options_.memory_budget.is_set()) {
-    entry.predicted = {fitted.footprint.most, fitted.footprint.peak + bytes_beside, fitted.seconds};
+    entry.predicted = {entry.notes, fitted.footprint.most, fitted.footprint.peak + bytes_beside, fitted.seconds};
     for (std::size_t c = 0; c < beside.size(); ++c) entry.predicted->bytes[c] += beside[c];
   }
   if (fitted.program == entry.graph.program) return;
   entry.fitted = std::make_unique<const Graph>(Graph{std::move(fitted.program), entry.graph.live});
   entry.interpreter = std::make_unique<Interpreter>(*entry.fitted);
-}
-
-// Once for all recordings of the step. A ghost has nothing to measure.
-void CompiledStep::price(const Entry& entry, std::int64_t most_bytes, bool is_together) {
-  if (prices_ || RankContext::current().is_ghost()) return;
-  prices_ = measure_prices(entry.graph.program, {.most_bytes = std::max<std::int64_t>(1, most_bytes),
-                                                 .group = is_together ? group_ : nullptr});
 }
 
 void CompiledStep::prepare() {
@@ -216,8 +212,6 @@ void CompiledStep::prepare() {
   fit(*entries_.front(), nullptr);
   has_arguments_ = true;
 }
-
-std::string CompiledStep::notes() const { return entries_.empty() ? "" : entries_.front()->notes; }
 
 std::optional<CompiledStep::Predicted> CompiledStep::predicted() const {
   return entries_.empty() ? std::nullopt : entries_.front()->predicted;

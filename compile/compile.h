@@ -85,6 +85,7 @@ class CompiledStep {
 
   /// What a replay of that recording was predicted to take before the first one, if it has a memory budget.
   struct Predicted {
+    std::string notes{};    ///< what passes have done, a line
     CategoryBytes bytes{};  ///< most of each category of the rank's accounts
     std::int64_t peak = 0;  ///< most of all together
     double seconds = 0;     ///< by prices that were measured here; 0 on a ghost
@@ -95,8 +96,6 @@ class CompiledStep {
   /// in one call, 812 nodes".
   std::string why() const;
   Mode mode() const { return mode_; }
-  /// What passes have done to that recording, a line; empty if they had nothing to decide.
-  std::string notes() const;
   /// The recording the last call made or used, as passes left it; null before there is one.
   const ir::Graph* graph() const;
   std::size_t num_graphs() const { return entries_.size(); }
@@ -119,7 +118,6 @@ class CompiledStep {
   void compare_programs();
   /// Makes what is replayed fit its bytes. Collective over the group, if one is given.
   void fit(Entry& entry, ProcessGroup* group);
-  void price(const Entry& entry, std::int64_t most_bytes, bool is_together);
   /// The recording that fits this call, or null and `reason_`.
   Entry* find(std::span<const Tensor> arguments);
 

@@ -64,9 +64,7 @@ void print_what_is_trained(Trainer& trainer) {
                     trainer.group().size(), trainer.group().size() == 1 ? "" : "s",
                     sharding_text(trainer.config().plan, trainer.mesh().num_data_ranks()),
                     mesh.empty() ? "" : ", mesh ", mesh, ids.empty() ? "" : "; ", ids));
-  if (const std::optional<CompiledStep::Predicted> predicted = trainer.opened().step->predicted())
-    print(stderr, fmt::format("{}; an update will hold {} and take {:.3g} ms\n", trainer.opened().step->notes(),
-                              format_bytes(predicted->peak), predicted->seconds * 1e3));
+  print(stderr, trainer.opened().step->budget_text());
 }
 
 /// A resume of a run that has made all of its steps.

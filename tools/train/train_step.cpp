@@ -90,6 +90,13 @@ void TrainStep::prepare() {
   if (compiled_) compiled_->prepare();
 }
 
+std::string TrainStep::budget_text() const {
+  const std::optional<CompiledStep::Predicted> known = predicted();
+  if (!known) return "";
+  return fmt::format("{}; an update will hold {} and take {:.3g} ms\n", known->notes, format_bytes(known->peak),
+                     known->seconds * 1e3);
+}
+
 void TrainStep::set_step(std::int64_t step) {
   nn::set_step(step);
   optimizer_->set_lr(schedule_.at(step));

@@ -94,8 +94,8 @@ class TrainStep {
   bool is_captured() const { return compiled_ && compiled_->mode() == CompiledStep::Mode::replay; }
   /// How the last update() ran, and why: "eager", "replayed: ...", as CompiledStep::why().
   std::string how() const { return compiled_ ? compiled_->why() : "eager"; }
-  /// What was done to captured updates, a line, and what they were predicted to hold and take: with a budget.
-  std::string notes() const { return compiled_ ? compiled_->notes() : ""; }
+  /// What was done to captured updates and what they will hold and take, a line; empty without a budget.
+  std::string budget_text() const;
   std::optional<CompiledStep::Predicted> predicted() const { return compiled_ ? compiled_->predicted() : std::nullopt; }
   /// The recording of updates, before passes; null without one.
   const ir::Program* recorded() const { return compiled_ ? compiled_->recorded() : nullptr; }
