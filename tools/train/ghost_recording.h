@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "compile/ir/program.h"
-#include "tools/train/config.h"
+#include "tools/train/train_step.h"
 
 namespace sherd::train {
 
@@ -11,6 +11,7 @@ namespace sherd::train {
 /// before passes and without a budget: the settled update, whose optimizer has state. Takes the time of four updates
 /// without their kernels; communicates with nobody. What it made of values of the host has no contents. Throws as
 /// predict_peak().
-ir::Program recorded_on_ghost(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary);
+ir::Program recorded_on_ghost(const TrainConfig& config, const TrainStepOptions& options, int rank, int ranks,
+                              std::int64_t data_vocabulary);
 
 }  // namespace sherd::train

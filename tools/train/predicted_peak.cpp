@@ -22,8 +22,8 @@ struct GhostRun {
   TrainStep step;
   std::optional<nn::AsyncSaver> saver{};
 
-  GhostRun(const TrainConfig& c, const nn::JobMesh& mesh, std::int64_t data_vocabulary)
-      : config(c), local_batch(train::local_batch(c, mesh.num_data_ranks())), step(c, mesh, data_vocabulary) {
+  GhostRun(const TrainConfig& c, const nn::JobMesh& mesh, std::int64_t data_vocabulary, const TrainStepOptions& options)
+      : config(c), local_batch(train::local_batch(c, mesh.num_data_ranks())), step(c, mesh, data_vocabulary, options) {
     config.plan = nn::on_ranks(config.plan, mesh.num_data_ranks());
     if (!c.save_async || c.plan.device != Device::cpu()) return;
     saver.emplace(*world_group());
@@ -56,7 +56,7 @@ PredictedPeak predict_peak(const TrainConfig& config, int rank, int ranks, std::
   TrainStep* step = nullptr;
   const auto build = [&](const nn::JobMesh& mesh) {
     config.link.shape(mesh);
-    const auto run = std::make_shared<GhostRun>(config, mesh, data_vocabulary);
+    const auto run = std::make_shared<GhostRun>(config, mesh, data_vocabulary, options.step);
     step = &run->step;
     nn::Rehearsal rehearsal{.update =
                                 [&options, run](std::int64_t number) {

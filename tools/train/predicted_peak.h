@@ -15,6 +15,7 @@ using PredictedPeak = nn::Prediction;
 
 struct PredictOptions {
   std::int64_t memory_limit = 0;  ///< of the ghost; 0: none. Over it predict_peak() throws OutOfMemory, as the run does
+  TrainStepOptions step{};        ///< of the run's step
   bool evaluates = true;          ///< forwards of micro-batches without a tape, as the run's evaluations
   /// Called on the ghost with its step: before the first update, and after each, with the number of updates made.
   std::function<void(TrainStep& step, int updates)> observe{};

@@ -59,7 +59,7 @@ TrainStep::TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::in
 // made now.
 void TrainStep::begin_captured(std::int64_t data_vocabulary) {
   const ProcessGroup& group = *mesh_.group();
-  ir::Program recorded = recorded_on_ghost(config_, group.rank(), group.size(), data_vocabulary);
+  ir::Program recorded = recorded_on_ghost(config_, options_, group.rank(), group.size(), data_vocabulary);
   if (!recorded.constants.empty()) return;
   optimizer_->state();
   optimizer_->counts();
