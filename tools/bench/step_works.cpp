@@ -102,6 +102,7 @@ class StepRun {
             {"growth_bytes", process_memory_bytes("VmHWM") - start_bytes_},
             {"held_bytes", by_category(memory.current())},
             {"peak_bytes", by_category(memory.peak())},
+            {"peak_total", memory.total_peak()},
             {"bytes_at_peak", by_category(memory.at_peak())}};
   }
 

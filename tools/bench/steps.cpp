@@ -2,7 +2,7 @@
 // rss.*: how much memory it takes. step.bigger8.*: what recomputation costs in time and saves in activations, beside
 // the same step without. binding.*: settings that bind threads to CPUs are for other libraries' threads: a step under
 // them, beside the same without. compile.predicted.*: what prices that were measured just before say of a step, over
-// the step itself.
+// the step itself; compile.memory*: a step in a part of its memory, beside the eager one.
 #include <algorithm>
 #include <cmath>
 
@@ -132,6 +132,30 @@ std::vector<Benchmark> recompute_benchmarks(const RecomputeCase& c) {
            .value = times(1e-6, "/peak_bytes/activations")}};
 }
 
+// A captured step within a part of what the eager one holds, beside that. Both figures read one contest.
+std::vector<Benchmark> budget_benchmarks(const std::string& model, int percent, double most_time) {
+  const std::string words = fmt::format("step --model {{{}|tiny}}", model);
+  const auto outcome = held(fmt::format("{} within {}", words, percent),
+                            {.ours = fmt::format("{} --budget {{{}%|100%}}", words, percent),
+                             .request = model == "mini" ? "{8|2}" : "2",
+                             .others = {{"sherd, eager", words + " --captured false", model == "mini" ? "{8|2}" : "2"}},
+                             .rounds = model == "mini" ? 9 : 5});
+  const std::string name = fmt::format("compile.memory{}.{}", percent, model);
+  return {{.name = name,
+           .summary = fmt::format("captured step of {} in {} % of its memory, beside the eager step", model, percent),
+           .unit = lower("ms"),
+           .target = ratio_at_least(1 / most_time),
+           .outcome = outcome,
+           .value = times(1e3),
+           .detail = {"loss"}},
+          {.name = name + ".peak",
+           .summary = "its peak of memory, beside the eager step's",
+           .unit = lower("MB"),
+           .target = ratio_at_least(100.0 / percent),
+           .outcome = outcome,
+           .value = times(1e-6, "/peak_total")}};
+}
+
 // The program runs on the first two CPUs that it may use, if it is bound.
 Benchmark binding_benchmark(std::string_view name, std::string_view how, const std::vector<std::string>& environment,
                             bool on_two_cpus) {
@@ -212,6 +236,9 @@ std::vector<Benchmark> step_benchmarks(bool smoke) {
       std::ranges::move(recompute_benchmarks(c), std::back_inserter(rows));
   for (const int ranks : {1, 2})
     for (const char* model : {"mini", "bigger"}) rows.push_back(predicted_benchmark(model, ranks));
+  for (const char* model : {"mini", "bigger"})
+    for (const auto& [percent, most_time] : {std::pair(75, 1.10), {60, 1.16}})
+      std::ranges::move(budget_benchmarks(model, percent, most_time), std::back_inserter(rows));
   rows.push_back(
       binding_benchmark("omp", "OMP_PROC_BIND and OMP_PLACES set", {"OMP_PROC_BIND=true", "OMP_PLACES=cores"}, false));
   rows.push_back(binding_benchmark("taskset", "by taskset on 2 CPUs", {}, true));

@@ -53,6 +53,7 @@ BenchRow take_row(std::span<const std::string_view> args, BenchRow row, Flags mo
                  {"strategy", text_field(plan.strategy)},
                  {"link", text_field(row.link)},
                  {"recompute", text_field(plan.recompute)},
+                 {"budget", text_field(plan.memory_budget)},
                  {"tensor_parallel", &row.tensor_parallel}};
   flags.insert(flags.end(), more.begin(), more.end());
   take_flags(args, flags);
