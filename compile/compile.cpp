@@ -184,20 +184,22 @@ void CompiledStep::fit(Entry& entry, ProcessGroup* group) {
     for (const ir::Value& value : entry.recorded.values)
       if (value.kind == ir::ValueKind::argument) beside[static_cast<std::size_t>(value.category)] += value.bytes;
   const std::int64_t bytes_beside = std::accumulate(beside.begin(), beside.end(), std::int64_t{0});
+  if (!prices_) prices_ = options_.prices;
   if (options_.memory_budget.is_set() && !prices_ && !RankContext::current().is_ghost()) {  // which measures nothing
     const std::int64_t room = options_.memory_budget.bytes(alone.peak + bytes_beside) - account.total();
-    prices_ = measure_prices(entry.graph.program,
-                             {.most_bytes = std::max<std::int64_t>(1, room), .group = group ? group_ : nullptr});
+    prices_ = std::make_shared<const Prices>(measure_prices(
+        entry.graph.program, {.most_bytes = std::max<std::int64_t>(1, room), .group = group ? group_ : nullptr}));
   }
   Fitted fitted = fit_program(entry.recorded, {.budget = options_.memory_budget,
                                                .passes = options_.passes,
                                                .beside = bytes_beside,
                                                .group = group,
-                                               .prices = prices_ ? &*prices_ : nullptr});
+                                               .prices = prices_.get()});
   entry.is_fitted = true;
   entry.notes = fmt::format("{}", fmt::join(fitted.notes, "; "));
   if (options_.memory_budget.is_set()) {
-    entry.predicted = {entry.notes, fitted.footprint.most, fitted.footprint.peak + bytes_beside, fitted.seconds};
+    entry.predicted = {entry.notes, fitted.footprint.most, fitted.footprint.peak + bytes_beside, fitted.seconds,
+                       prices_};
     for (std::size_t c = 0; c < beside.size(); ++c) entry.predicted->bytes[c] += beside[c];
   }
   if (fitted.program == entry.graph.program) return;

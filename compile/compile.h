@@ -50,6 +50,9 @@ struct CompileOptions {
   /// not fit is let go and computed again, bit for bit the same. The calls before the first replay are eager ones and
   /// hold what those hold. Error at the first replay, on all ranks, where the least that the step can hold is more.
   MemoryBudget memory_budget{};
+  /// What calls take, as a step like this one has found; null: it is measured before the first replay within a budget,
+  /// and a ghost, which cannot measure, takes defaults.
+  std::shared_ptr<const Prices> prices{};
 };
 
 /// A step from tensors to tensors. A replay sees the arguments, the tensors in slots, the random step, and the state of
@@ -88,7 +91,8 @@ class CompiledStep {
     std::string notes{};    ///< what passes have done, a line
     CategoryBytes bytes{};  ///< most of each category of the rank's accounts
     std::int64_t peak = 0;  ///< most of all together
-    double seconds = 0;     ///< by prices that were measured here; 0 on a ghost
+    double seconds = 0;     ///< by `prices`; 0 without
+    std::shared_ptr<const Prices> prices{};
   };
   std::optional<Predicted> predicted() const;
 
@@ -131,9 +135,9 @@ class CompiledStep {
   bool is_compared_ = false, knows_group_ = false;
   bool has_arguments_ = true;  // of the call that is made
   std::optional<ir::Program> begun_with_;
-  std::optional<Prices> prices_;         // of calls, once measured
-  std::string refusal_;                  // of a recording that all ranks have fitted together
-  std::shared_ptr<ProcessGroup> group_;  // that it is run in; null: alone
+  std::shared_ptr<const Prices> prices_;  // of calls, once known
+  std::string refusal_;                   // of a recording that all ranks have fitted together
+  std::shared_ptr<ProcessGroup> group_;   // that it is run in; null: alone
   bool has_said_room_ = false;
   std::uint64_t num_left_ = 0;  // num_left_steps() of the last call
 };
