@@ -167,6 +167,7 @@ class CompiledFunction<R(Args...)> {
   const ir::Graph* graph() const { return step_.graph(); }
   std::size_t num_graphs() const { return step_.num_graphs(); }
   std::int64_t num_looks() const { return step_.num_looks(); }
+  std::optional<CompiledStep::Predicted> predicted() const { return step_.predicted(); }
 
  private:
   template <std::size_t... I>
