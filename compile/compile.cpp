@@ -107,8 +107,10 @@ std::string CompiledStep::why() const {
     case Mode::none: return "not called yet";
     case Mode::eager: return "ran eagerly: " + reason_;
     case Mode::record: return "recorded: " + reason_;
-    case Mode::replay:
-      return "replayed" + reason_ + (entries_.front()->notes.empty() ? "" : "; " + entries_.front()->notes);
+    case Mode::replay: {
+      const std::string& notes = entries_.front()->notes;
+      return "replayed" + reason_ + (notes.empty() ? "" : (reason_.empty() ? ": " : "; ") + notes);
+    }
   }
   fail("unknown mode {}", static_cast<int>(mode_));
 }

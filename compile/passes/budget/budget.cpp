@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include <fmt/ranges.h>
+
 #include "compile/ir/rewrite.h"
 #include "compile/passes/budget/choose.h"
 
@@ -109,12 +111,13 @@ class Fitter {
       else ++repeated;
     }
     const double seconds = model_.weigh(choice).seconds - model_.weigh(model_.recorded()).seconds;
-    std::string text = "budget:";
-    if (repeated > 0) text += fmt::format(" {} values computed again,", repeated);
-    if (gathered > 0) text += fmt::format(" {} gathers left out,", gathered);
+    std::vector<std::string> done;
+    if (repeated > 0) done.push_back(fmt::format("{} values computed again", repeated));
+    if (gathered > 0) done.push_back(fmt::format("{} gather{} left out", gathered, gathered > 1 ? "s" : ""));
     const std::int64_t bytes = outcome.peak - recorded_.peak;
-    text += fmt::format(" {}{}", bytes < 0 ? "-" : "+", format_bytes(std::abs(bytes)));
-    if (context_.seconds) text += fmt::format(", {:+.3g} ms", seconds * 1e3);
+    if (bytes != 0) done.push_back(fmt::format("{}{}", bytes < 0 ? "-" : "+", format_bytes(std::abs(bytes))));
+    if (context_.seconds) done.push_back(fmt::format("{:+.3g} ms", seconds * 1e3));
+    std::string text = fmt::format("{}{}", context_.budget ? "budget: " : "", fmt::join(done, ", "));
     context_.notes.push_back(std::move(text));
   }
 
