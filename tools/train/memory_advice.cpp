@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <ranges>
+#include <utility>
 
 #include "tools/train/explained_peak.h"
 #include "tools/train/predicted_peak.h"
@@ -17,6 +18,8 @@ namespace sherd::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+const std::string kBudget = "memory_budget";  // of captured steps, tried alone: it is as strong as it needs to be
 
 struct Lever {
   std::string key;
@@ -45,7 +48,7 @@ std::vector<std::string> smaller_batches(std::int64_t batch, std::int64_t unit) 
 }
 
 // In the order in which they are taken back: what costs most comes first, the batch, another recipe, before all.
-std::vector<Lever> levers_of(TrainConfig config, int ranks) {
+std::vector<Lever> levers_of(TrainConfig config, int ranks, std::int64_t limit) {
   const int data_ranks = nn::count_data_ranks(config.plan.mesh.of(ranks));
   const nn::TrainingPlan& plan = config.plan;
   const bool is_free = plan.numerics.layout_free();
@@ -62,6 +65,7 @@ std::vector<Lever> levers_of(TrainConfig config, int ranks) {
     levers.push_back({"accumulate_shards", {"true"}});
   if (!is_free) levers.push_back({"accumulate", finer_parts(plan.micro_batches, config.batch / data_ranks)});
   levers.push_back({"recompute", after({"none", "selective", "full"}, plan.recompute.text())});
+  levers.push_back({kBudget, {std::to_string(limit)}});
   if (plan.fully_shard && data_ranks > 1) {
     std::vector<std::string> values = after({"no_shard", "shard_optimizer", "shard_grad_op", "full_shard"},
                                             plan.strategy == "replicate" ? "no_shard" : plan.strategy.text());
@@ -81,7 +85,7 @@ class Search {
         data_vocabulary_(data_vocabulary),
         limit_(limit),
         end_(end),
-        levers_(levers_of(config, ranks)) {
+        levers_(levers_of(config, ranks, limit)) {
     config_.memory_limit = 0;
   }
 
@@ -104,7 +108,7 @@ class Search {
   void try_together(bool changes_batch) {
     Choice choice;
     for (const Lever& lever : levers_)
-      if (changes_batch || lever.key != "batch") choice[lever.key] = lever.values.back();
+      if (lever.key != kBudget && (changes_batch || lever.key != "batch")) choice[lever.key] = lever.values.back();
     if (changes_batch && choice.contains("batch")) choice.erase("accumulate");  // a sequence is one part
     std::optional<Suggestion> best = fitting(choice);
     if (!best) return;
@@ -137,6 +141,8 @@ class Search {
     }
     Suggestion suggestion{.config = config_};
     ConfigTable table = bind(suggestion.config);
+    if (choice.contains(kBudget) && !std::exchange(suggestion.config.plan.compiled, true))
+      suggestion.flags = "--compile";
     for (const auto& [key, value] : choice) {
       table.set_text(key, value, key);
       std::string flag = key;

@@ -25,10 +25,10 @@ struct Advice {
   bool is_complete = true;         ///< false: there was no time to try all
 };
 
-/// What fits `limit` bytes per rank, of: more shards (strategy), recompute, smaller micro-batches (accumulate), shards
-/// of gradients that wait, finer units, offload where the program has it, and last a smaller batch, which is another
-/// recipe. On several ranks up to eight of them are predicted, else the first, the middle and the last. Tries nothing
-/// new after `time`. Local.
+/// What fits `limit` bytes per rank, of: more shards (strategy), a captured step with a budget, recompute, smaller
+/// micro-batches (accumulate), shards of gradients that wait, finer units, offload where the program has it, and last a
+/// smaller batch, which is another recipe. On several ranks up to eight of them are predicted, else the first, the
+/// middle and the last. Tries nothing new after `time`. Local.
 Advice advise_on_memory(const TrainConfig& config, int ranks, std::int64_t data_vocabulary, std::int64_t limit,
                         std::chrono::milliseconds time = std::chrono::seconds(3));
 
