@@ -28,6 +28,7 @@
 #include "tools/bench/profiler_range.h"
 #include "tools/bench/training.h"
 #include "tools/table/table.h"
+#include "tools/train/predicted_peak.h"
 #include "tools/train/trainer.h"
 
 namespace sherd::bench {
@@ -163,11 +164,23 @@ class StepRun {
   BenchRow::Batch batch_;
 };
 
+// What rank 0 holds at most in a captured step with this recomputation, to the byte.
+MemoryBudget peak_of(const BenchRow& row, const std::string& recompute, int ranks) {
+  nn::TrainingPlan plan = row.plan;
+  plan.recompute = recompute;
+  const BenchModel model = row.model();
+  const PredictedPeak predicted = predict_peak(train_config(model, plan, ranks), 0, ranks, model.vocabulary,
+                                               {.step = {.metrics = false}, .evaluates = false});
+  return std::to_string(predicted.bytes);
+}
+
 Ready begin_step(std::span<const std::string_view> args) {
   const std::shared_ptr<ProcessGroup> group = pinned_group(2);
   bool profile = false;
-  BenchRow row = take_row(args, {}, {{"profile", &profile}});
+  std::string budget_of;
+  BenchRow row = take_row(args, {}, {{"profile", &profile}, {"budget_of", &budget_of}});
   if (row.tensor_parallel) row.plan.mesh = fmt::format("tp={}", group->size());
+  if (!budget_of.empty()) row.plan.memory_budget = peak_of(row, budget_of, group->size());
   return ready<StepRun>(greeting_of(row), group, row, profile, group);
 }
 

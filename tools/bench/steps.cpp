@@ -156,6 +156,22 @@ std::vector<Benchmark> budget_benchmarks(const std::string& model, int percent, 
            .value = times(1e-6, "/peak_total")}};
 }
 
+// Within the bytes of a recomputation that was chosen by hand, beside it.
+Benchmark hand_benchmark(const std::string& policy, double most_time) {
+  const std::string words = "step --model {bigger8|tiny}";
+  return {
+      .name = "compile.hand." + policy,
+      .summary = fmt::format("captured step of bigger8 in the memory of recompute {}, beside that", policy),
+      .unit = lower("ms"),
+      .target = ratio_at_least(1 / most_time),
+      .outcome = held({.ours = fmt::format("{} --budget-of {}", words, policy),
+                       .request = "2",
+                       .others = {{"sherd, recompute " + policy, fmt::format("{} --recompute {}", words, policy), "2"}},
+                       .rounds = 5}),
+      .value = times(1e3),
+      .detail = {"loss", {"peak_bytes", times(1, "/peak_total")}}};
+}
+
 // The program runs on the first two CPUs that it may use, if it is bound.
 Benchmark binding_benchmark(std::string_view name, std::string_view how, const std::vector<std::string>& environment,
                             bool on_two_cpus) {
@@ -236,6 +252,8 @@ std::vector<Benchmark> step_benchmarks(bool smoke) {
       std::ranges::move(recompute_benchmarks(c), std::back_inserter(rows));
   for (const int ranks : {1, 2})
     for (const char* model : {"mini", "bigger"}) rows.push_back(predicted_benchmark(model, ranks));
+  rows.push_back(hand_benchmark("selective", 1.0));
+  rows.push_back(hand_benchmark("full", 0.96));
   for (const char* model : {"mini", "bigger"})
     for (const auto& [percent, most_time] : {std::pair(75, 1.10), {60, 1.16}})
       std::ranges::move(budget_benchmarks(model, percent, most_time), std::back_inserter(rows));
