@@ -26,7 +26,6 @@ class StepWalk {
   };
   struct Instance {
     int held;
-    int made;  // step
     int last;  // step that uses it last
   };
 
@@ -63,7 +62,6 @@ class StepWalk {
     int instance = -1;
     int next_use = 0;
     bool is_there = false;
-    int writes = 0;  // by nodes after the one that made it
   };
 
   int donor_of(const Step& step, int index) const;
@@ -120,7 +118,7 @@ class StepWalk {
     for (const int held : work.makes) {
       made_.push_back(held < 0 ? -1 : static_cast<int>(instances_.size()));
       if (held < 0) continue;
-      instances_.push_back({held, step, step});
+      instances_.push_back({held, step});
       State& state = states_[at(held)];
       if (repeats && state.is_there) continue;  // the other is whole
       state.instance = made_.back();
@@ -203,7 +201,7 @@ StepModel::Load StepWalk::load(std::int64_t limit, bool finds_gaps) const {
     const Value& value = model_.program_.values[v];
     if (value.kind == ValueKind::unit && !value.is_absent) now += value.bytes;
   }
-  std::vector<std::int64_t> bytes(instances_.size()), freed(steps_.size(), 0);
+  std::vector<std::int64_t> bytes(instances_.size());
   for (std::size_t i = 0; i < instances_.size(); ++i) bytes[i] = model_.held_[at(instances_[i].held)].bytes;
   int peak_step = -1;
   std::vector<char> gave(instances_.size(), false);
