@@ -174,9 +174,7 @@ void CompiledStep::compare_programs() {
 // it was recorded to gather.
 void CompiledStep::fit(Entry& entry, ProcessGroup* group) {
   if (std::exchange(entry.is_fitted, true)) return;
-  const bool has_units = std::ranges::any_of(entry.recorded.values,
-                                             [](const ir::Value& value) { return value.kind == ir::ValueKind::unit; });
-  if (!options_.memory_budget.is_set() && !(group && has_units)) return;
+  if (!options_.memory_budget.is_set()) return;
   entry.is_fitted = false;
   const ir::Footprint alone = footprint_of(entry.graph.program);
   const Accounting& account = RankContext::current().allocator(device_of(entry.recorded)).accounting();
@@ -187,7 +185,7 @@ void CompiledStep::fit(Entry& entry, ProcessGroup* group) {
       if (value.kind == ir::ValueKind::argument) beside[static_cast<std::size_t>(value.category)] += value.bytes;
   const std::int64_t bytes_beside = std::accumulate(beside.begin(), beside.end(), std::int64_t{0});
   if (!prices_) prices_ = options_.prices;
-  if (options_.memory_budget.is_set() && !prices_ && !RankContext::current().is_ghost()) {  // which measures nothing
+  if (!prices_ && !RankContext::current().is_ghost()) {  // which measures nothing
     const std::int64_t room = options_.memory_budget.bytes(alone.peak + bytes_beside) - account.total();
     prices_ = std::make_shared<const Prices>(measure_prices(
         entry.graph.program, {.most_bytes = std::max<std::int64_t>(1, room), .group = group ? group_ : nullptr}));
@@ -199,11 +197,8 @@ void CompiledStep::fit(Entry& entry, ProcessGroup* group) {
                                                .prices = prices_.get()});
   entry.is_fitted = true;
   entry.notes = fmt::format("{}", fmt::join(fitted.notes, "; "));
-  if (options_.memory_budget.is_set()) {
-    entry.predicted = {entry.notes, fitted.footprint.most, fitted.footprint.peak + bytes_beside, fitted.seconds,
-                       prices_};
-    for (std::size_t c = 0; c < beside.size(); ++c) entry.predicted->bytes[c] += beside[c];
-  }
+  entry.predicted = {entry.notes, fitted.footprint.most, fitted.footprint.peak + bytes_beside, fitted.seconds, prices_};
+  for (std::size_t c = 0; c < beside.size(); ++c) entry.predicted->bytes[c] += beside[c];
   if (fitted.program == entry.graph.program) return;
   entry.fitted = std::make_unique<const Graph>(Graph{std::move(fitted.program), entry.graph.live});
   entry.interpreter = std::make_unique<Interpreter>(*entry.fitted);

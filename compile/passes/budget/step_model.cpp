@@ -62,6 +62,9 @@ std::string without_numbers(const std::string& path) {
   return name;
 }
 
+// Whether two gathers bring the same from the same shards: not if one is of slices that fewer ranks have kept.
+bool does_as(const GraphNode& a, const GraphNode& b) { return a.op == b.op && a.attrs == b.attrs && a.in == b.in; }
+
 void add_once(std::vector<int>& list, int item) {
   if (std::ranges::find(list, item) == list.end()) list.push_back(item);
 }
@@ -218,14 +221,16 @@ void StepModel::find_gaps() {
 
 // A gap of a unit is between a release and a gather of it alone, if its shards stay as they are in between.
 void StepModel::find_unit_gaps() {
-  std::vector<int> released(program_.values.size(), -1);
+  std::vector<int> released(program_.values.size(), -1), gathered(program_.values.size(), -1);
   for (std::size_t i = 0; i < program_.nodes.size(); ++i) {
     const GraphNode& node = program_.nodes[i];
     Work& work = work_[i];
     if (node.restores.size() == 1 && node.releases.empty()) {
       const ValueId unit = node.restores[0];
       const int from = released[at(unit)];
-      if (from >= 0 && std::ranges::find(work.writes, unit) == work.writes.end()) {
+      const int before = std::exchange(gathered[at(unit)], static_cast<int>(i));
+      if (from >= 0 && before >= 0 && does_as(program_.nodes[at(before)], node) &&
+          std::ranges::find(work.writes, unit) == work.writes.end()) {
         const auto gap = static_cast<int>(gaps_.size());
         gaps_.push_back({.held = static_cast<int>(unit),
                          .first = from,
