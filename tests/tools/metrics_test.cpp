@@ -76,6 +76,17 @@ TEST(Metrics, ValidationLossOnlyAfterAnEvaluation) {
   EXPECT_EQ(json::parse(step_line(m))["val_loss"], 1.9);
 }
 
+TEST(Metrics, PredictedOnlyOfABudgetAndToTheByte) {
+  StepMetrics m = example();
+  EXPECT_FALSE(json::parse(step_line(m)).contains("predicted"));
+  m.predicted = {"budget: 3 values computed again", m.memory_bytes, 7021, 0.25};
+  const json line = json::parse(step_line(m));
+  EXPECT_EQ(line["predicted"]["memory_bytes"], line["memory_bytes"]);
+  EXPECT_EQ(line["predicted"]["memory_peak_bytes"], 7021);
+  EXPECT_EQ(line["predicted"]["step_seconds"], 0.25);
+  EXPECT_EQ(line["predicted"]["notes"], "budget: 3 values computed again");
+}
+
 TEST(Metrics, LossScaleOnlyWhereTheLossIsScaled) {
   StepMetrics m = example();
   for (const char* key : {"loss_scale", "skipped_steps"}) EXPECT_FALSE(json::parse(step_line(m)).contains(key));

@@ -28,6 +28,12 @@ ordered_json config_to_json(TrainConfig config) {
   return object;
 }
 
+ordered_json memory_to_json(const CategoryBytes& bytes) {
+  ordered_json memory = ordered_json::object();
+  for (std::size_t c = 0; c < bytes.size(); ++c) memory[std::string(name(static_cast<MemoryCategory>(c)))] = bytes[c];
+  return memory;
+}
+
 ordered_json part_to_json(const UnitTime::Part& part) {
   return {{"calls", part.calls},
           {"seconds", part.seconds},
@@ -79,9 +85,6 @@ std::string header_line(const TrainConfig& config, int ranks) {
 }
 
 std::string step_line(const StepMetrics& metrics) {
-  ordered_json memory = ordered_json::object();
-  for (int i = 0; i < kNumCategories; ++i)
-    memory[std::string(name(static_cast<MemoryCategory>(i)))] = metrics.memory_bytes[static_cast<std::size_t>(i)];
   ordered_json line = {{"step", metrics.step},
                        {"loss", metrics.loss},
                        {"lr", metrics.lr},
@@ -93,13 +96,18 @@ std::string step_line(const StepMetrics& metrics) {
                        {"exposed_transfer_seconds", metrics.exposed_comm_seconds - metrics.exposed_skew_seconds},
                        {"exposed_skew_seconds", metrics.exposed_skew_seconds},
                        {"memory_peak_bytes", metrics.memory_peak_bytes},
-                       {"memory_bytes", std::move(memory)}};
+                       {"memory_bytes", memory_to_json(metrics.memory_bytes)}};
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.loss_scale || metrics.skipped_steps > 0) line["skipped_steps"] = metrics.skipped_steps;
   if (metrics.captured) {
     line["captured"] = metrics.captured->is_replay;
     line["why"] = metrics.captured->why;
   }
+  if (const auto& predicted = metrics.predicted)
+    line["predicted"] = {{"step_seconds", predicted->seconds},
+                         {"memory_peak_bytes", predicted->peak},
+                         {"memory_bytes", memory_to_json(predicted->bytes)},
+                         {"notes", predicted->notes}};
   if (metrics.val_loss) line["val_loss"] = *metrics.val_loss;
   if (metrics.save) line["save"] = {{"copied_bytes", metrics.save->copied_bytes}, {"seconds", metrics.save->seconds}};
   if (metrics.times) line["run_times"] = times_to_json(*metrics.times);

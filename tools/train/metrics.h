@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "compile/compile.h"
 #include "nn/checkpoint/save/snapshot.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/op/attrs/attr_list.h"
@@ -36,6 +37,8 @@ struct StepMetrics {
     std::string why{};
   };
   std::optional<Captured> captured{};
+  /// What an update was predicted to hold and take, where it has a memory budget; in the last step.
+  std::optional<CompiledStep::Predicted> predicted{};
   /// Cost to this rank's thread, within the step, of a save that was written beside it (save_async).
   std::optional<ckpt::SnapshotCost> save;
   std::optional<RunTimes> times;  ///< of the settled steps of the run so far, at an evaluation
@@ -55,7 +58,8 @@ struct StepMetrics {
 /// {"config": {...}, "seed", "ranks", "version"}; keys with a section are nested objects. One line, no newline.
 std::string header_line(const TrainConfig& config, int ranks);
 /// {"step", "loss", ..., "exposed_comm_seconds" and its parts "exposed_transfer_seconds" and "exposed_skew_seconds",
-/// "memory_bytes": {category: bytes}, "loss_scale", "skipped_steps", "val_loss", "save": {"copied_bytes", "seconds"},
+/// "memory_bytes": {category: bytes}, "loss_scale", "skipped_steps", "captured", "why", "predicted": {"step_seconds",
+/// "memory_peak_bytes", "memory_bytes": {category: bytes}, "notes"}, "val_loss", "save": {"copied_bytes", "seconds"},
 /// "run_times": {"steps", "step_seconds":
 /// {"p50", "p95", "max", "mad"}, "ranks": [{"rank", "host", "calls", "median_lateness_seconds"}], "stragglers":
 /// [rank], "units": [{"unit",

@@ -12,10 +12,10 @@ namespace sherd::train {
 
 namespace {
 
-// What a ghost of rank 0 communicates in a step; nothing where a step does more than a ghost makes: it agrees with the
-// replicas that are left.
+// What a ghost of rank 0 communicates in a step; nothing where a step does other than a ghost makes: it agrees with the
+// replicas that are left, or fits a budget by prices, which a ghost does not have.
 std::optional<CommCounts> predicted_collectives(Trainer& trainer, const TrainSummary& summary) {
-  if (summary.survival || trainer.group().rank() != 0) return std::nullopt;
+  if (summary.survival || summary.predicted || trainer.group().rank() != 0) return std::nullopt;
   CommCounts counts;
   const PredictedPeak predicted =
       predict_peak(trainer.config(), 0, trainer.group().size(), trainer.data().vocabulary().size(),
@@ -44,8 +44,9 @@ std::string collectives(Trainer& trainer, const TrainSummary& summary) {
 }
 
 struct Peaks {
-  std::vector<std::int64_t> of_categories{};
-  static constexpr AttrField fields[] = {attr<&Peaks::of_categories>("of_categories")};
+  std::vector<std::int64_t> of_categories{}, predicted{};
+  static constexpr AttrField fields[] = {attr<&Peaks::of_categories>("of_categories"),
+                                         attr<&Peaks::predicted>("predicted")};
 };
 
 // State of one rank without sharding; what a step computes has no closed form, so activations have no figure.
@@ -59,9 +60,17 @@ std::string one_rank_figure(MemoryCategory category, std::int64_t num_parameters
   }
 }
 
-std::string memory_table(Trainer& trainer, const TrainSummary& summary) {
-  const std::vector<Peaks> peaks =
-      gather_attrs(trainer.group(), Peaks{{summary.peak_bytes.begin(), summary.peak_bytes.end()}});
+std::vector<Peaks> peaks_of_ranks(ProcessGroup& group, const TrainSummary& summary) {
+  Peaks own{{summary.peak_bytes.begin(), summary.peak_bytes.end()}};
+  own.of_categories.push_back(summary.peak_total);
+  if (const auto& predicted = summary.predicted) {
+    own.predicted.assign(predicted->bytes.begin(), predicted->bytes.end());
+    own.predicted.push_back(predicted->peak);
+  }
+  return gather_attrs(group, own);
+}
+
+std::string memory_table(Trainer& trainer, const std::vector<Peaks>& peaks, const TrainSummary& summary) {
   std::string text = fmt::format("memory, peak per category\n  {:<15}", "");
   for (std::size_t r = 0; r < peaks.size(); ++r) text += fmt::format(" {:>10}", fmt::format("rank {}", r));
   text += fmt::format(" {:>16}{}\n", "one rank (state)", summary.predicted ? "  rank 0 predicted" : "");
@@ -77,8 +86,20 @@ std::string memory_table(Trainer& trainer, const TrainSummary& summary) {
   return text;
 }
 
+// Where a rank has held other bytes than predicted, to the byte.
+std::string other_than_predicted(const std::vector<Peaks>& peaks) {
+  std::string text;
+  for (std::size_t r = 0; r < peaks.size(); ++r)
+    for (std::size_t c = 0; c < peaks[r].predicted.size(); ++c)
+      if (const std::int64_t seen = peaks[r].of_categories[c], predicted = peaks[r].predicted[c]; seen != predicted)
+        text +=
+            fmt::format("  rank {:<10} {} bytes predicted{}, {} measured   DIFFERS\n", r, predicted,
+                        c < kNumCategories ? fmt::format(" of {}", name(static_cast<MemoryCategory>(c))) : "", seen);
+  return text;
+}
+
 // What was given, predicted and measured.
-std::string budget_line(const TrainConfig& config, const TrainSummary& summary) {
+std::string budget_line(const TrainConfig& config, const std::vector<Peaks>& peaks, const TrainSummary& summary) {
   const CompiledStep::Predicted& predicted = *summary.predicted;
   std::string text =
       fmt::format("memory budget   {} given; predicted {}, measured {}", config.plan.memory_budget.text(),
@@ -86,13 +107,14 @@ std::string budget_line(const TrainConfig& config, const TrainSummary& summary) 
   if (const double measured = summary.times.steps.p50; measured > 0)
     text += fmt::format("; {:.3g} ms a step predicted, {:.3g} measured ({:+.1f} %)", predicted.seconds * 1e3,
                         measured * 1e3, 100 * (predicted.seconds / measured - 1));
-  return text + "\n";
+  return text + "\n" + other_than_predicted(peaks);
 }
 
 }  // namespace
 
 std::string train_report(Trainer& trainer, const TrainConfig& config, const TrainSummary& summary) {
   const PurposeScope purpose("train_report");
+  const std::vector<Peaks> peaks = peaks_of_ranks(trainer.group(), summary);
   std::string text = fmt::format("loss {:.4f} at the first step, {:.4f} mean of the last 10", summary.first_loss,
                                  summary.last_losses_mean);
   if (summary.val_loss) text += fmt::format(", validation {:.4f}", *summary.val_loss);
@@ -101,7 +123,7 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
   else if (summary.skipped_steps > 0) text += fmt::format("; {} steps skipped", summary.skipped_steps);
   if (summary.rollbacks > 0) text += fmt::format("; went back to a save {} times", summary.rollbacks);
   if (!summary.state_hash.empty()) text += fmt::format("; hash {}", summary.state_hash);
-  text += fmt::format("; {:.1f} s\n", summary.seconds) + memory_table(trainer, summary);
+  text += fmt::format("; {:.1f} s\n", summary.seconds) + memory_table(trainer, peaks, summary);
   if (summary.peak) text += "memory of rank 0 at its peak\n" + print_picture(*summary.peak, 12);
   if (trainer.group().size() > 1) {
     text += "collectives of the last step\n" + collectives(trainer, summary);
@@ -113,7 +135,7 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
           summary.comm.transfer(), summary.comm.skew);
   }
   text += print_run_times(summary.times);
-  if (summary.predicted) text += budget_line(config, summary);
+  if (summary.predicted) text += budget_line(config, peaks, summary);
   if (!config.metrics.empty()) text += fmt::format("metrics     {}\n", config.metrics);
   if (!config.trace.empty()) text += fmt::format("trace       {}\n", config.trace);
   if (summary.saves)

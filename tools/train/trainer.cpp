@@ -93,6 +93,7 @@ void Steps::make(std::int64_t step) {
   }
   regroup_.end_step(known);
   if (config_.plan.compiled) known.captured = {run_.step->is_captured(), run_.step->how()};
+  if (step + 1 == config_.steps) known.predicted = run_.step->predicted();
   log_.end(known, out);
 }
 
