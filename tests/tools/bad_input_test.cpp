@@ -66,6 +66,17 @@ TEST_F(BadInput, ValuesOfTheWrongTypeNameTheKey) {
   expect_failed(train(1, {"--steps", "ten"}), {"--steps", "ten"});
 }
 
+TEST_F(BadInput, BudgetsThatNoStepHoldsAreRefusedBeforeTheFirst) {
+  for (const char* budget : {"0", "200%", "nan%", "-1%", "many"})
+    expect_failed(train(1, {"--compile", "--memory-budget", budget}), {"a memory budget of", budget});
+  expect_failed(train(1, {"--memory-budget", "75%"}), {"memory_budget = 75%", "set compile"});
+  for (const int ranks : {1, 2, 3}) {
+    const ProgramEnd end = train(ranks, {"--compile", "--memory-budget", "1"});
+    expect_failed(end, {"a budget of 1 B is below the least that the step can hold", " bytes)", "held", "at"});
+    EXPECT_EQ(end.status, kUsage);
+  }
+}
+
 TEST_F(BadInput, MissingFilesAreNamed) {
   fs::remove(config_file_);
   for (int ranks : {1, 2}) expect_failed(train(ranks, {}), {config_file_, "No such file"});

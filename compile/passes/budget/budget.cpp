@@ -83,8 +83,9 @@ class Fitter {
   }
 
   [[noreturn]] void refuse(const Choice& choice, const Footprint& least) const {
-    Error error(fmt::format("a budget of {} is below the least that the step can hold, {}",
-                            format_bytes(limit_ + context_.beside), format_bytes(least.peak + context_.beside)));
+    const std::int64_t bytes = least.peak + context_.beside;
+    Error error(fmt::format("a budget of {} is below the least that the step can hold, {} ({} bytes)",
+                            format_bytes(limit_ + context_.beside), format_bytes(bytes), bytes));
     error.add("held",
               describe(least.at_peak) +
                   (context_.beside > 0 ? fmt::format(", and {} beside the step", format_bytes(context_.beside)) : ""));
