@@ -128,6 +128,47 @@ TEST(TrainStep, AScaledLossGivesTheBitsOfTheUpdate) {
     }
 }
 
+// A ghost records them before they are made.
+TEST(TrainStep, UpdatesWithinABudgetAreThoseThatWereAskedFor) {
+  for (const int ranks : {1, 2}) {
+    TrainConfig config = tiny_model();
+    run_ranks(ranks, [&](const Group& group) {
+      for (const TrainStepOptions& options : {TrainStepOptions{.metrics = false}, TrainStepOptions{.agrees = true}}) {
+        const Trained expected = trained(config, group, 3, options);
+        TrainConfig within = config;
+        within.plan.compiled = true;
+        within.plan.memory_budget = "100%";
+        TrainStep step(within, nn::JobMesh(within.plan.mesh, group), kVocabulary, options);
+        EXPECT_EQ(std::ranges::any_of(step.recorded()->nodes,
+                                      [](const ir::GraphNode& node) { return node.op->name == "agree_to_update"; }),
+                  options.agrees);
+        const Trained run = trained(within, group, 3, options);
+        EXPECT_EQ(run.how[0].substr(0, 8), "replayed");
+        EXPECT_NO_THROW(TrainStep(within, nn::JobMesh("", group), kVocabulary, {.draws = false}));
+        EXPECT_EQ(run.losses, expected.losses);
+        EXPECT_EQ(run.norms, expected.norms);
+        EXPECT_EQ(run.values, expected.values);
+      }
+    });
+  }
+}
+
+// Gradients of micro-batches are held in slots that the first backward makes.
+TEST(TrainStep, UpdatesThatNoGhostCanRecordAreRecordedAsTheyRunWithinABudgetToo) {
+  run_ranks(2, [&](const Group& group) {
+    TrainConfig config = tiny_model();
+    config.plan.micro_batches = 2;
+    const Trained expected = trained(config, group, 5);
+    config.plan.compiled = true;
+    config.plan.memory_budget = "100%";
+    const Trained run = trained(config, group, 5);
+    EXPECT_EQ(run.how.back().substr(0, 8), "replayed");
+    EXPECT_EQ(run.values, expected.values);
+    const TrainStep step(config, nn::JobMesh("", group), kVocabulary);
+    EXPECT_NE(step.budget_text().find("the first updates hold what they hold without one"), std::string::npos);
+  });
+}
+
 TEST(TrainStep, ValuesThatAreNeitherDrawnNorLoadedAreNotTrained) {
   for (const int ranks : {1, 2})
     run_ranks(ranks, [](const Group& group) {

@@ -170,7 +170,7 @@ MemoryBudget peak_of(const BenchRow& row, const std::string& recompute, int rank
   plan.recompute = recompute;
   const BenchModel model = row.model();
   const PredictedPeak predicted = predict_peak(train_config(model, plan, ranks), 0, ranks, model.vocabulary,
-                                               {.step = {.metrics = false}, .evaluates = false});
+                                               {.evaluates = false, .step = {.metrics = false}});
   return std::to_string(predicted.bytes);
 }
 

@@ -4,15 +4,15 @@
 
 namespace sherd::train {
 
-ir::Program recorded_on_ghost(const TrainConfig& config, const TrainStepOptions& options, int rank, int ranks,
-                              std::int64_t data_vocabulary) {
+ir::Program recorded_on_ghost(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary,
+                              const TrainStepOptions& options) {
   TrainConfig without = config;
   without.plan.memory_budget = "none";
   ir::Program recorded;
   const auto take = [&](TrainStep& step, int) {
     if (const ir::Program* const program = step.recorded()) recorded = *program;
   };
-  predict_peak(without, rank, ranks, data_vocabulary, {.step = options, .evaluates = false, .observe = take});
+  predict_peak(without, rank, ranks, data_vocabulary, {.evaluates = false, .step = options, .observe = take});
   return recorded;
 }
 

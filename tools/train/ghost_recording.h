@@ -7,11 +7,11 @@
 
 namespace sherd::train {
 
-/// Records updates of rank `rank` of `ranks` on a ghost of it (nn/plan/predict.h), as config.plan.compiled would,
-/// before passes and without a budget: the settled update, whose optimizer has state. Takes the time of four updates
-/// without their kernels; communicates with nobody. What it made of values of the host has no contents. Throws as
-/// predict_peak().
-ir::Program recorded_on_ghost(const TrainConfig& config, const TrainStepOptions& options, int rank, int ranks,
-                              std::int64_t data_vocabulary);
+/// Records updates of rank `rank` of `ranks`, as `options` ask for them, on a ghost of it (nn/plan/predict.h), as
+/// config.plan.compiled would, before passes and without a budget: the settled update, whose optimizer has state. Takes
+/// the time of four updates without their kernels; communicates with nobody. What it made of values of the host has no
+/// contents. Throws as predict_peak().
+ir::Program recorded_on_ghost(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary,
+                              const TrainStepOptions& options);
 
 }  // namespace sherd::train

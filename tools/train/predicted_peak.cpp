@@ -18,13 +18,15 @@ namespace {
 /// A run on its ghost.
 struct GhostRun {
   TrainConfig config;
-  std::int64_t local_batch;
+  std::int64_t local_batch = 0;
   TrainStep step;
   std::optional<nn::AsyncSaver> saver{};
 
   GhostRun(const TrainConfig& c, const nn::JobMesh& mesh, std::int64_t data_vocabulary, const TrainStepOptions& options)
-      : config(c), local_batch(train::local_batch(c, mesh.num_data_ranks())), step(c, mesh, data_vocabulary, options) {
-    config.plan = nn::on_ranks(config.plan, mesh.num_data_ranks());
+      : config(c), step(c, mesh, data_vocabulary, options) {
+    const int parts = options.batch_part ? static_cast<int>(options.batch_part->all) : mesh.num_data_ranks();
+    local_batch = train::local_batch(c, parts);
+    config.plan = nn::on_ranks(config.plan, parts);
     if (!c.save_async || c.plan.device != Device::cpu()) return;
     saver.emplace(*world_group());
     saver->reserve(nn::training_state(step.model(), &step.optimizer(), step.scaler()));

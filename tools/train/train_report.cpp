@@ -19,7 +19,7 @@ std::optional<CommCounts> predicted_collectives(Trainer& trainer, const TrainSum
   CommCounts counts;
   const PredictedPeak predicted =
       predict_peak(trainer.config(), 0, trainer.group().size(), trainer.data().vocabulary().size(),
-                   {.step = {.prices = summary.predicted ? summary.predicted->prices : nullptr}, .evaluates = false});
+                   {.evaluates = false, .step = {.prices = summary.predicted ? summary.predicted->prices : nullptr}});
   for (const CommCounter::Entry& entry : predicted.issued) {
     counts.of(entry.kind).calls += entry.item.calls;
     counts.of(entry.kind).bytes += entry.item.bytes;

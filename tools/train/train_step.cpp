@@ -56,15 +56,24 @@ TrainStep::TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::in
 }
 
 // The first update is to fit, so it is recorded before, by a ghost, which has no bytes of what the step makes of values
-// of the host: a step with such constants is recorded by its first updates. State that the first update would make is
-// made now.
+// of the host: a step with such constants is recorded by its first updates, as is one that uses what only they make.
+// State of the optimizer is made now.
 void TrainStep::begin_captured(std::int64_t data_vocabulary) {
   const ProcessGroup& group = *mesh_.group();
-  ir::Program recorded = recorded_on_ghost(config_, options_, group.rank(), group.size(), data_vocabulary);
-  if (!recorded.constants.empty()) return;
+  TrainStepOptions asked = options_;
+  asked.draws = true;  // nobody loads a ghost
+  ir::Program recorded = recorded_on_ghost(config_, group.rank(), group.size(), data_vocabulary, asked);
+  if (!recorded.constants.empty()) {
+    not_begun_ = "they hold values of the host";
+    return;
+  }
   optimizer_->state();
   optimizer_->counts();
-  compiled_->begin_with(std::move(recorded));
+  try {
+    compiled_->begin_with(std::move(recorded));
+  } catch (const OutOfMemory&) { throw; } catch (const Error& error) {
+    not_begun_ = error.message();
+  }
 }
 
 // All that a wrong value can show in: the model has no memory yet, and no file and no device is touched.
@@ -93,6 +102,10 @@ void TrainStep::prepare() {
 
 std::string TrainStep::budget_text() const {
   const std::optional<CompiledStep::Predicted> known = predicted();
+  if (!not_begun_.empty())
+    return fmt::format(
+        "budget: the first updates hold what they hold without one, since they are recorded as they run: {}\n",
+        not_begun_);
   if (!known) return "";
   return fmt::format("{}; an update will hold {} and take {:.3g} ms\n", known->notes, format_bytes(known->peak),
                      known->seconds * 1e3);

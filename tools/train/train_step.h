@@ -128,6 +128,7 @@ class TrainStep {
   std::optional<nn::LossScaler> scaler_;
   nn::CosineSchedule schedule_;
   std::unique_ptr<CompiledStep> compiled_, compiled_evaluation_;
+  std::string not_begun_;  // why no ghost's recording of updates is replayed from the first one on
 };
 
 }  // namespace sherd::train
