@@ -153,6 +153,29 @@ TEST(TrainStep, UpdatesWithinABudgetAreThoseThatWereAskedFor) {
   }
 }
 
+// What an update leaves on its way to a file is there in the next one.
+TEST(TrainStep, HoldsWhatItsBudgetPredictsInEveryUpdate) {
+  for (const char* offload : {"none", "optimizer"})
+    run_ranks(2, [&](const Group& group) {
+      TrainConfig config = tiny_model();
+      config.plan.compiled = true;
+      config.plan.memory_budget = "100%";
+      config.plan.offload = offload;
+      TrainStep step(config, nn::JobMesh("", group), kVocabulary);
+      step.prepare();
+      Accounting& account = RankContext::current().allocator().accounting();
+      for (std::int64_t i = 0; i < 3; ++i) {
+        const auto [tokens, targets] = batch_of(group->rank(), i);
+        account.reset_peaks();
+        step.set_step(i);
+        step.update(tokens, targets);
+        EXPECT_TRUE(step.is_captured());
+        EXPECT_EQ(account.peak(), step.predicted()->bytes) << offload << ", update " << i;
+        EXPECT_EQ(account.total_peak(), step.predicted()->peak) << offload << ", update " << i;
+      }
+    });
+}
+
 // Gradients of micro-batches are held in slots that the first backward makes.
 TEST(TrainStep, UpdatesThatNoGhostCanRecordAreRecordedAsTheyRunWithinABudgetToo) {
   run_ranks(2, [&](const Group& group) {
