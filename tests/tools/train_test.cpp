@@ -222,10 +222,11 @@ TEST_F(TrainProgram, HelpListsTheFlags) {
   expect_within(end.out, {"CONFIG.toml", "--model.layers", "--save-every", "--memory-limit"});
 }
 
-// Once, by rank 0, when the first step has shown their order.
+// Once, by rank 0, when the first step has shown their order, or the evaluation where steps have a budget.
 TEST_F(TrainProgram, PrintsItsUnits) {
   for (const int ranks : {1, 2}) {
-    for (const Words& more : {Words{}, Words{"--compile"}, Words{"--accumulate", "2", "--eval-every", "1"}}) {
+    for (const Words& more : {Words{}, Words{"--compile"}, Words{"--compile", "--memory-budget", "100%"},
+                              Words{"--accumulate", "2", "--eval-every", "1"}}) {
       Words words{"--print-units", "--units", "bytes=14e3"};
       words.insert(words.end(), more.begin(), more.end());
       metrics_of(ranks, words);

@@ -89,7 +89,7 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
   {
     Progress progress(stderr, ::isatty(STDERR_FILENO) != 0);
     const auto observe = [&](const StepMetrics& m) {
-      print_units_once();
+      if (!config.plan.memory_budget.is_set()) print_units_once();  // else updates do not show their order
       if (file) file->write(step_line(m));
       progress.show({m.step, config.steps, m.loss, m.tokens_per_second, m.memory_peak_bytes}, Progress::Clock::now());
       if (const std::string text = notice.of(m); !text.empty()) progress.message(text);
