@@ -1,7 +1,10 @@
 #include "compile/passes/pass.h"
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
+
+#include <fmt/ranges.h>
 
 #include "compile/ir/analysis/meaning.h"
 #include "compile/ir/analysis/numbers.h"
@@ -13,6 +16,7 @@
 #include "compile/passes/place_waits.h"
 #include "compile/passes/ssa.h"
 #include "compile/passes/temporaries.h"
+#include "runtime/tensor/nearest.h"
 
 namespace sherd::ir {
 
@@ -52,12 +56,15 @@ void check_calls(const Program& before, const Program& after) {
   throw error;
 }
 
-void check_forms(const Pass& pass, Forms has) {
+void check_forms(std::span<const Pass> passes, Forms has) {
   const std::pair<Forms, std::string_view> kinds[] = {
       {form::split, "ssa"}, {form::placed, "place_eager"}, {form::waits, "place_waits"}};
-  for (const auto& [bit, giver] : kinds)
-    check((pass.needs & bit) == 0 || (has & bit) != 0, "the pass needs a program as {} leaves it; put it after that",
-          giver);
+  for (const Pass& pass : passes) {
+    for (const auto& [bit, giver] : kinds)
+      check((pass.needs & bit) == 0 || (has & bit) != 0,
+            "the pass {} needs a program as {} leaves it; put it after that, or leave it out too", pass.name, giver);
+    has = static_cast<Forms>((has & ~pass.ends) | pass.gives);
+  }
 }
 
 // The same for passes that no context concerns.
@@ -85,6 +92,23 @@ std::vector<Pass> standard_passes() {
   return passes;
 }
 
+std::vector<Pass> passes_named(std::string_view text) {
+  std::vector<Pass> passes = standard_passes();
+  std::vector<std::string> names;
+  for (const Pass& pass : passes) names.push_back(pass.name);
+  for (const auto part : std::views::split(text, ',')) {
+    const std::string_view word(part.begin(), part.end());
+    check(word.starts_with('-'), "\"{}\" in passes = {}: a minus takes a pass out, as in -budget, and all others run",
+          word, text);
+    const std::string_view name = word.substr(1);
+    check(std::ranges::find(names, name) != names.end(), "passes = {}: there is no pass \"{}\"{}; there are {}", text,
+          name, did_you_mean(name, names), fmt::join(names, ", "));
+    std::erase_if(passes, [&](const Pass& pass) { return pass.name == name; });
+  }
+  check_forms(passes, 0);
+  return passes;
+}
+
 Footprint PassContext::outcome(Program program) const {
   PassContext undecided{.may_improve = may_improve};
   for (const Pass& pass : later) pass.run(program, undecided);
@@ -96,14 +120,12 @@ void run_passes(Program& program, std::span<const Pass> passes, PassContext& con
   if (passes.empty()) return;
   const Program recorded = program;
   const Meanings meant(recorded);
-  Forms has = program.has_waits ? form::waits : 0;
+  check_forms(passes, program.has_waits ? form::waits : 0);
   for (std::size_t i = 0; i < passes.size(); ++i) {
     const Pass& pass = passes[i];
     try {
-      check_forms(pass, has);
       context.later = passes.subspan(i + 1);
       pass.run(program, context);
-      has = static_cast<Forms>((has & ~pass.ends) | pass.gives);
       if (program == recorded) continue;  // is proved
       verify(program);
       check_tables(recorded, program);

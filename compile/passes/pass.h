@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "compile/ir/footprint.h"
@@ -58,6 +59,10 @@ struct PassContext {
 /// Results and memory are those of the recorded run, bit for bit and byte for byte, but for what nobody reads, unless
 /// the context has a budget.
 std::vector<Pass> standard_passes();
+
+/// The same without those that `text` takes out, as "-budget,-dead_nodes"; "" takes out none. Error for a name that is
+/// none, with the nearest, and for a pass that is left and needs one that is not.
+std::vector<Pass> passes_named(std::string_view text);
 
 /// Runs the passes one after the other. Error naming the pass, and the node where there is one, if the program lacks
 /// what the pass needs, or if what it leaves is not sound (verify.h), does not mean what the recorded one does

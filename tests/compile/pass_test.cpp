@@ -89,6 +89,38 @@ TEST(Pass, AStepReplaysWhatTheListLeaves) {
   EXPECT_GT(without_donation.values.size(), as_recorded.values.size());
 }
 
+std::string names_of(const std::vector<Pass>& passes) {
+  std::string names;
+  for (const Pass& pass : passes) names += pass.name + " ";
+  return names;
+}
+
+TEST(Pass, NamesTakePassesOutOfTheList) {
+  EXPECT_EQ(names_of(passes_named("")), names_of(standard_passes()));
+  EXPECT_EQ(names_of(passes_named("-budget")),
+            "ssa dead_nodes place_eager accumulate_apart scratch_as_values place_waits ");
+  EXPECT_EQ(names_of(passes_named("-place_waits,-budget,-dead_nodes,-budget")),
+            "ssa place_eager accumulate_apart scratch_as_values ");
+  expect_error([] { passes_named("-buget"); },
+               {"passes = -buget", "no pass \"buget\"", "did you mean budget?", "place_eager"});
+  expect_error([] { passes_named("-dead_nodes,"); }, {"\"\" in passes = -dead_nodes,", "-budget"});
+  expect_error([] { passes_named("budget"); }, {"\"budget\"", "a minus takes a pass out", "-budget"});
+  expect_error([] { passes_named("-ssa"); }, {"the pass budget needs a program as ssa leaves it", "leave it out too"});
+  EXPECT_EQ(names_of(passes_named("-ssa,-budget")),
+            "dead_nodes place_eager accumulate_apart scratch_as_values place_waits ");
+}
+
+TEST(Pass, AStepIsTheSameWithoutAnyOfThem) {
+  TinyNet all;
+  program_with(all, standard_passes());
+  for (const Pass& pass : standard_passes()) {
+    SCOPED_TRACE(pass.name);
+    TinyNet net;
+    program_with(net, passes_named(pass.name == "ssa" ? "-ssa,-budget" : "-" + pass.name));
+    expect_same_state(net, all);
+  }
+}
+
 TEST(Pass, ASumThatItsRowCannotAddUpIsTwoNodes) {
   Slot w("w", true);
   w.set(drawn({3, 4}, "w"));
