@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "compile/passes/pass.h"
 #include "nn/checkpoint/format/folders.h"
 #include "nn/checkpoint/format/saves.h"
 #include "runtime/comm/job/world.h"
@@ -93,6 +94,8 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("memory_budget", text_field(c.plan.memory_budget),
             "compile: the most that a rank holds, as 1.5GB, or 75% of what it does without; the rest is computed again",
             run);
+  table.add("passes", &c.passes,
+            "compile: passes that are left out of those that a recording is rewritten by, as -budget,-dead_nodes", run);
   table.add("metrics", &c.metrics, "file for one JSON object per step", run);
   table.add("trace", &c.trace, "file for a timeline of a few steps on all ranks, for ui.perfetto.dev", invocation);
   table.add("trace_steps", text_field(c.trace_steps), "the steps in it, FIRST:LAST; empty: five, after ten to settle",
@@ -279,6 +282,14 @@ void check_saves(const TrainConfig& c) {
         c.spike);
 }
 
+void check_captured(const TrainConfig& c) {
+  check(c.plan.compiled || c.passes.empty(), "passes = {} is of captured steps; set compile, or leave it out", c.passes);
+  const std::vector<ir::Pass> passes = ir::passes_named(c.passes);
+  check(!c.plan.memory_budget.is_set() || std::ranges::find(passes, "budget", &ir::Pass::name) != passes.end(),
+        "memory_budget = {} is kept by a pass that passes = {} leaves out; leave one of them out",
+        c.plan.memory_budget.text(), c.passes);
+}
+
 void check_run(const TrainConfig& c) {
   check_choice("vocabulary", c.vocabulary, std::array<std::string_view, 3>{"auto", "bytes", "chars"});
   check_ranges({{"steps", c.steps, 1, kMostSteps},
@@ -297,6 +308,7 @@ void check_run(const TrainConfig& c) {
         c.trace_steps.text());
   check_choice("group", c.group, std::array<std::string_view, 2>{"shm", "thread"});
   nn::check_plan(c.plan);
+  check_captured(c);
   check(c.deadline > 0 && c.deadline < 1e9, "deadline must be a positive number of seconds, got {}", c.deadline);
   check(c.frozen_after > 0 && c.frozen_after < 1e9, "frozen_after must be a positive number of seconds, got {}",
         c.frozen_after);

@@ -46,6 +46,7 @@ struct TrainConfig {
   std::int64_t memory_limit = 0;
   bool memory_by_module = false;
   bool explain_peak = false;
+  std::string passes;
 
   // ---- files ----
   std::string metrics;

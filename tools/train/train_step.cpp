@@ -46,7 +46,7 @@ TrainStep::TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::in
   if (const auto scaling = plan.loss_scale.options(nn::has_f16(plan))) scaler_.emplace(*scaling);
   schedule_ = schedule_of(config_);
   if (!plan.compiled) return;
-  CompileOptions captured{.group = mesh_.group()};
+  CompileOptions captured{.group = mesh_.group(), .passes = ir::passes_named(config_.passes)};
   compiled_evaluation_ =
       std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return evaluation(in); }, captured);
   captured.memory_budget = plan.memory_budget;
