@@ -117,6 +117,7 @@ Footprint PassContext::outcome(Program program) const {
 
 void run_passes(Program& program, std::span<const Pass> passes, PassContext& context) {
   verify(program);
+  if (context.observe) context.observe("recorded", program);
   if (passes.empty()) return;
   const Program recorded = program;
   const Meanings meant(recorded);
@@ -126,11 +127,13 @@ void run_passes(Program& program, std::span<const Pass> passes, PassContext& con
     try {
       context.later = passes.subspan(i + 1);
       pass.run(program, context);
-      if (program == recorded) continue;  // is proved
-      verify(program);
-      check_tables(recorded, program);
-      check_same_meaning(meant, program);
-      check_calls(recorded, program);
+      if (program != recorded) {  // which is proved
+        verify(program);
+        check_tables(recorded, program);
+        check_same_meaning(meant, program);
+        check_calls(recorded, program);
+      }
+      if (context.observe) context.observe(pass.name, program);
     } catch (Error& error) {
       error.add("pass", pass.name);
       throw;

@@ -47,6 +47,8 @@ struct PassContext {
   /// By item: whether it is true on all ranks, which call it together and equally often. Unset: this rank decides
   /// nothing that the others must do too.
   std::function<std::vector<bool>(const std::vector<bool>&)> on_all{};
+  /// Sees the program before the passes, as "recorded", and as each of them has left it, by the name of the pass.
+  std::function<void(std::string_view name, const Program& program)> observe{};
   std::span<const Pass> later{};     ///< the passes that come after this one
   std::vector<std::string> notes{};  ///< a line of each pass that has decided something
 

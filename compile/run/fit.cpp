@@ -52,6 +52,7 @@ Fitted fit(ir::Program recorded, const FitOptions& options) {
     }
   }
   if (options.group) context.on_all = [&](const std::vector<bool>& own) { return on_all(*options.group, own); };
+  context.observe = options.observe;
   run_passes(recorded, options.passes, context);
   fitted.program = std::move(recorded);
   fitted.footprint = footprint_of(fitted.program);

@@ -1,8 +1,10 @@
 #pragma once
 // From a recorded step to one that fits its bytes: the passes, with what they decide by on this rank.
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "compile/passes/pass.h"
@@ -22,6 +24,8 @@ struct FitOptions {
   ProcessGroup* group = nullptr;
   /// What passes decide by; null: all nodes cost nothing.
   const Prices* prices = nullptr;
+  /// PassContext::observe.
+  std::function<void(std::string_view name, const ir::Program& program)> observe{};
 };
 
 /// A program to run, and what is known of it before it does.

@@ -1,10 +1,19 @@
-// Lines that differ. Oracle: a difference, applied to the text before, gives the one after.
+// A recorded step as files for people: each pass, and what it has changed. Oracles: the text reads back as the program;
+// a difference, applied to the text before, gives the one after.
+#include "compile/run/dump.h"
+
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <sstream>
 
 #include "compile/ir/text/line_diff.h"
+#include "compile/ir/text/parse.h"
+#include "compile/ir/text/print.h"
 #include "tests/compile/corruptions.h"
+#include "tests/compile/recorded_step.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_dir.h"
 
 namespace sherd::testing {
 namespace {
@@ -63,6 +72,46 @@ TEST(LineDiff, LeadsFromAnyTextToAnyOther) {
     ASSERT_EQ(patched(before, diff), after) << "step " << drawn << "\n" << before << "\n" << diff;
     EXPECT_EQ(diff.empty(), before == after);
   }
+}
+
+TEST(DumpGraph, WritesEachPassAndWhatItHasChanged) {
+  const std::vector<Pass> passes = standard_passes();
+  for_each_step([&](const StepCase& c, const RecordedStep& step) {
+    const TempDir dir;
+    const std::string folder = step.group().rank() == 0 ? dir / "made/graph" : "";
+    const FitOptions options{.budget = c.ranks == 1 ? "99.8%" : "none", .passes = passes, .group = &step.group()};
+    const Fitted fitted = dump_graph(step.recorded(), options, folder);
+    EXPECT_EQ(fitted.program, fit_program(step.recorded(), options).program);
+    if (folder.empty()) return;
+    std::string before = dir.read("made/graph/00-recorded.txt");
+    EXPECT_EQ(before, text(step.recorded()));
+    for (std::size_t i = 0; i < passes.size(); ++i) {
+      const std::string stem = fmt::format("made/graph/{:02}-{}", i + 1, passes[i].name), now = dir.read(stem + ".txt");
+      EXPECT_EQ(text(parse(now)), now) << stem;
+      EXPECT_EQ(patched(before, dir.read(stem + ".diff")), now) << stem;
+      before = now;
+    }
+    EXPECT_EQ(before, text(fitted.program));
+    const auto files = std::distance(std::filesystem::directory_iterator(folder), {});
+    EXPECT_EQ(files, 1 + 2 * static_cast<std::ptrdiff_t>(passes.size()));
+  });
+}
+
+TEST(DumpGraph, AFileThatCannotBeWrittenIsNamedOnAllRanks) {
+  const std::vector<Pass> passes = standard_passes();
+  for_each_step([&](const StepCase&, const RecordedStep& step) {
+    const TempDir dir;
+    const std::string folder = step.group().rank() == 0 ? dir.write("text", "") + "/graph" : "";
+    expect_error([&] { dump_graph(step.recorded(), {.passes = passes, .group = &step.group()}, folder); },
+                 {"cannot make the folder", "text/graph", "Not a directory"});
+    std::filesystem::create_directories(dir / "full/01-ssa.txt");
+    expect_error(
+        [&] {
+          dump_graph(step.recorded(), {.passes = passes, .group = &step.group()},
+                     step.group().rank() == 0 ? dir / "full" : "");
+        },
+        {"cannot write", "full/01-ssa.txt", "Is a directory"});
+  });
 }
 
 }  // namespace
