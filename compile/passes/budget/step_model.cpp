@@ -63,7 +63,9 @@ std::string without_numbers(const std::string& path) {
 }
 
 // Whether two gathers bring the same from the same shards: not if one is of slices that fewer ranks have kept.
-bool does_as(const GraphNode& a, const GraphNode& b) { return a.op == b.op && a.attrs == b.attrs && a.in == b.in; }
+bool does_as(const GraphNode& a, const GraphNode& b) {
+  return a.op == b.op && a.attrs == b.attrs && std::ranges::equal(a.in, b.in);
+}
 
 void add_once(std::vector<int>& list, int item) {
   if (std::ranges::find(list, item) == list.end()) list.push_back(item);
