@@ -54,12 +54,17 @@ class Way {
   bool is_of(const Transfer& t) const { return t.movement == transfer_.movement && t.group == transfer_.group; }
   void add(const Transfer& t) { transfer_.bytes = std::max(transfer_.bytes, t.bytes); }
 
-  void measure(double seconds, Prices& prices) {
-    constexpr double kSmall = 4 << 10, kMiddle = 64 << 10, kLarge = 16 << 20;
-    const double most = std::clamp(largest(group_, {&transfer_.bytes, 1})[0], kMiddle, kLarge);
-    const Taken small = taken(kSmall), middle = taken(kMiddle);
-    const double rate = kMiddle / std::max(middle.wall, 1e-9);  // of a slow link the large transfer is a smaller one
-    const double size = std::max(std::min(most, rate * seconds / kRuns), kMiddle);
+  // A transfer holds its tensor and a part of it; where there is no room for a small one the link keeps its default.
+  void measure(double seconds, double room, Prices& prices) {
+    constexpr double kSmall = 4 << 10, kLarge = 16 << 20;
+    const std::vector<double> agreed = largest(group_, std::vector{transfer_.bytes, -room});
+    const double fits = -agreed[1] / 2, middle_size = std::min<double>(64 << 10, fits);
+    if (middle_size < 2 * kSmall) return;
+    const double most = std::clamp(std::min(agreed[0], fits), middle_size, kLarge);
+    const Taken small = taken(kSmall), middle = taken(middle_size);
+    const double rate =
+        middle_size / std::max(middle.wall, 1e-9);  // of a slow link the large transfer is a smaller one
+    const double size = std::max(std::min(most, rate * seconds / kRuns), middle_size);
     const Taken large = taken(size);
     const std::string name = link_name(transfer_.movement, transfer_.group);
     prices.links.insert_or_assign(name, link_of(small.wall, large.wall, size - kSmall));
@@ -85,6 +90,7 @@ class Way {
 
   // Medians, of which the largest of all ranks: the same on all.
   Taken taken(double bytes) {
+    memory_.clear();
     const auto count = static_cast<std::int64_t>(bytes) / 4;
     const std::int64_t here = chunk_size(count, group_.size(), group_.rank());
     const Storage &full = *memory(count), &part = *memory(here);
@@ -188,7 +194,7 @@ void check_lengths(const ir::Program& program, ProcessGroup& group) {
         {"prices are of one program, which ranks have differently", "all ranks must measure the same step"});
 }
 
-void measure_links(const ir::Program& program, double seconds, Prices& prices) {
+void measure_links(const ir::Program& program, double seconds, std::int64_t most_bytes, Prices& prices) {
   std::vector<Way> ways;
   for (const ir::GraphNode& node : program.nodes) {
     const std::optional<Transfer> t = transfer_of(node);
@@ -197,7 +203,8 @@ void measure_links(const ir::Program& program, double seconds, Prices& prices) {
     if (known != ways.end()) known->add(*t);
     else ways.emplace_back(*t);
   }
-  for (Way& way : ways) way.measure(seconds / static_cast<double>(ways.size()), prices);
+  const double room = most_bytes > 0 ? static_cast<double>(most_bytes) : 1e18;
+  for (Way& way : ways) way.measure(seconds / static_cast<double>(ways.size()), room, prices);
 }
 
 Prices agree_prices(const ir::Program& program, const Prices& own, ProcessGroup& group) {

@@ -11,8 +11,9 @@ void check_lengths(const ir::Program& program, ProcessGroup& group);
 
 /// Adds the links of the program's groups, one for each movement that its nodes ask of them. Collective over those
 /// groups, whose ranks run programs alike. Times transfers of up to the program's largest size, or of what `seconds`
-/// allow; a group whose ranks' devices are not the host keeps the default link.
-void measure_links(const ir::Program& program, double seconds, Prices& prices);
+/// allow, and most_bytes of each rank if that is not 0; a group whose ranks' devices are not the host keeps the default
+/// link.
+void measure_links(const ir::Program& program, double seconds, std::int64_t most_bytes, Prices& prices);
 
 /// Prices by which equal nodes cost the same on all ranks of the group, see measure_prices(). Collective.
 Prices agree_prices(const ir::Program& program, const Prices& own, ProcessGroup& group);

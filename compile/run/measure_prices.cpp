@@ -293,7 +293,7 @@ Prices measure_prices(const Program& program, const MeasureOptions& options) {
   const double share = is_alone ? 1 : 0.75;
   Prices prices = Measuring(program, options.most_seconds * share, options.most_bytes).calls();
   if (is_alone) return prices;
-  measure_links(program, options.most_seconds * (1 - share), prices);
+  measure_links(program, options.most_seconds * (1 - share), options.most_bytes, prices);
   return agree_prices(program, prices, *options.group);
 }
 

@@ -5,6 +5,7 @@
 //   row 0.00041 matmul f32[768,128][128,1] ...        a call, by its key
 //   link 2.1e-05 0 4.2e+09 gather dp#1                what ranks of a group do with a tensor
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
