@@ -90,7 +90,6 @@ class Way {
 
   // Medians, of which the largest of all ranks: the same on all.
   Taken taken(double bytes) {
-    memory_.clear();
     const auto count = static_cast<std::int64_t>(bytes) / 4;
     const std::int64_t here = chunk_size(count, group_.size(), group_.rank());
     const Storage &full = *memory(count), &part = *memory(here);
@@ -109,6 +108,7 @@ class Way {
     std::ranges::sort(wall);
     std::ranges::sort(own);
     const std::vector<double> most = largest(group_, std::vector{wall[kRuns / 2], own[kRuns / 2]});
+    memory_.clear();
     return {most[0], most[1]};
   }
 

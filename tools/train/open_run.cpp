@@ -116,6 +116,7 @@ class RunStart {
   void claim_save_folder();
   void build();
   void resume();
+  void prepare_updates();
   void check_recipe_of(const ckpt::CheckpointReader& save) const {
     check_resumes(train_config_from_toml(save.manifest().config, config_.resume), config_);
   }
@@ -145,7 +146,7 @@ void RunStart::open() {
   if (resumed_) resume();
   if (run_.regroup.goes_on()) run_.regroup.give_state(run_.training_state(), run_.mesh->root(), group_);
   if (config_.save_async) explain_memory_of(run_, [&] { run_.saves->prepare(run_.training_state()); });
-  explain_memory_of(run_, [&] { as_usage([&] { run_.step->prepare(); }); });
+  explain_memory_of(run_, [&] { prepare_updates(); });
   run_.regroup.say(run_.state, group_, begin);
   run_.first_step = run_.state.updates;
 }
@@ -241,6 +242,15 @@ void RunStart::build() {
   const bool is_loaded = initial_ || resumed_ || run_.regroup.goes_on();
   run_.step.emplace(config_, *run_.mesh, vocabulary,
                     TrainStepOptions{.agrees = run_.regroup.survives(), .draws = !is_loaded, .batch_part = part});
+}
+
+// As as_usage(), with all that the error says: what holds the least of a budget, and where.
+void RunStart::prepare_updates() {
+  try {
+    run_.step->prepare();
+  } catch (const CommError&) { throw; } catch (const OutOfMemory&) {
+    throw;
+  } catch (const Error& error) { throw ExitError(kUsage, error.what()); }
 }
 
 // Damage shows where bytes are read: by then the run has been built for the save, and goes on with the one before it,
