@@ -109,9 +109,13 @@ std::vector<Pass> passes_named(std::string_view text) {
   return passes;
 }
 
-Footprint PassContext::outcome(Program program) const {
+void PassContext::finish(Program& program) const {
   PassContext undecided{.may_improve = may_improve};
   for (const Pass& pass : later) pass.run(program, undecided);
+}
+
+Footprint PassContext::outcome(Program program) const {
+  finish(program);
   return footprint(program);
 }
 

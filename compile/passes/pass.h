@@ -52,7 +52,9 @@ struct PassContext {
   std::span<const Pass> later{};     ///< the passes that come after this one
   std::vector<std::string> notes{};  ///< a line of each pass that has decided something
 
-  /// What a program of now will hold, once later passes have run.
+  /// Runs the later passes, which decide nothing.
+  void finish(Program& program) const;
+  /// What a program of now will hold, once they have run.
   Footprint outcome(Program program) const;
 };
 

@@ -8,6 +8,7 @@
 #include "compile/compile.h"
 #include "compile/passes/budget/choose.h"
 #include "compile/passes/ssa.h"
+#include "compile/run/budget_curve.h"
 #include "compile/run/fit.h"
 #include "compile/run/footprint.h"
 #include "runtime/op/rows/ops.h"
@@ -95,6 +96,34 @@ TEST(Budget, AboveWhatTheStepHoldsIsSaid) {
     EXPECT_NE(fitted.notes[0].find("no more than the 10 GB that it is given"), std::string::npos) << fitted.notes[0];
     EXPECT_LE(fitted.footprint.peak, fitted.recorded_peak);
     EXPECT_TRUE(step.run(fitted.program).same_bits_as(step.run(step.recorded())));
+  });
+}
+
+TEST(Budget, ACurveIsWhatBudgetsComeTo) {
+  const std::vector<Pass> passes = standard_passes();
+  const Prices prices;
+  for_each_step([&](const StepCase& c, const RecordedStep& step) {
+    const FitOptions options{.passes = passes, .beside = 1000, .prices = &prices};
+    const std::vector<BudgetPoint> curve = budget_curve(step.recorded(), options);
+    ASSERT_EQ(curve.size(), 10u);
+    const Fitted without = fit_program(step.recorded(), options);
+    EXPECT_LE(curve.back().peak, without.recorded_peak + 1000);
+    for (std::size_t i = 1; i < curve.size(); ++i) {
+      EXPECT_GE(curve[i].peak, curve[i - 1].peak);
+      EXPECT_LE(curve[i].seconds, 1.02 * curve[i - 1].seconds);
+    }
+    if (c.ranks > 1) return;
+    FitOptions given = options;
+    given.budget = std::to_string(curve[4].peak);
+    const Fitted fitted = fit_program(step.recorded(), given);
+    EXPECT_LE(fitted.footprint.peak + 1000, curve[4].peak);
+    EXPECT_LE(curve[4].seconds, 1.02 * fitted.seconds);
+    given.budget = std::to_string(curve[0].peak);
+    EXPECT_LE(fit_program(step.recorded(), given).footprint.peak + 1000, curve[0].peak);
+    given.budget = std::to_string(curve[0].peak - (curve[9].peak - curve[0].peak) / 5 - 1);
+    expect_error([&] { fit_program(step.recorded(), given); }, {"below the least that the step can hold"});
+    given.passes = {};
+    EXPECT_TRUE(budget_curve(step.recorded(), given).empty());
   });
 }
 

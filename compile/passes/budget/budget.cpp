@@ -16,7 +16,7 @@ constexpr int kMostTries = 8;
 
 class Fitter {
  public:
-  Fitter(Program& program, PassContext& context)
+  Fitter(const Program& program, PassContext& context)
       : program_(program),
         context_(context),
         model_(program, context.seconds ? context.seconds(program) : std::vector<double>(program.nodes.size(), 0.0)),
@@ -24,7 +24,7 @@ class Fitter {
         limit_(context.budget ? *context.budget - context.beside : recorded_.peak),
         start_{model_.recorded(), std::vector<bool>(model_.gaps().size(), false)} {}
 
-  void run() {
+  Program run() {
     if (!context_.on_all) fix_gathers({});
     Choice choice = choose();
     if (context_.on_all) {
@@ -37,9 +37,30 @@ class Fitter {
     }
     const Footprint outcome = footprint_of(choice);
     if (outcome.peak > limit_) refuse(choice, outcome);
-    if (choice == model_.recorded()) return;
-    note(choice, outcome);
-    program_ = rewritten(choice);  // which the model is of
+    if (choice != model_.recorded()) note(choice, outcome);
+    return choice == model_.recorded() ? program_ : rewritten(choice);
+  }
+
+  std::vector<Program> within(int points) {
+    fix_gathers({});
+    const std::vector<Choice> falling = falling_choices(model_, start_);
+    const std::int64_t lowest = footprint_of(falling.back()).peak;
+    std::int64_t unseen = recorded_.peak - model_.weigh(model_.recorded()).peak;
+    std::size_t from = 0;
+    std::vector<Program> programs(at(points));
+    for (int i = points - 1; i >= 0; --i) {
+      const std::int64_t limit = lowest + (recorded_.peak - lowest) * i / (points - 1);
+      Choice within = falling.back();
+      for (int tries = 0; tries < kMostTries; ++tries) {
+        while (from + 1 < falling.size() && model_.weigh(falling[from]).peak > limit - unseen) ++from;
+        within = choose_gaps(model_, limit - unseen, start_, &falling[from]).value_or(falling.back());
+        const std::int64_t over = footprint_of(within).peak - limit;
+        if (over <= 0) break;
+        unseen += over;
+      }
+      programs[at(i)] = rewritten(within);
+    }
+    return programs;
   }
 
  private:
@@ -79,7 +100,12 @@ class Fitter {
       if (over <= 0) return *choice;
       limit -= over;
     }
-    return least_choice(model_, start_);
+    return least();
+  }
+
+  Choice least() const {
+    const Choice chosen = least_choice(model_, start_), fallen = falling_choices(model_, start_).back();
+    return model_.weigh(fallen).peak < model_.weigh(chosen).peak ? fallen : chosen;
   }
 
   [[noreturn]] void refuse(const Choice& choice, const Footprint& least) const {
@@ -96,8 +122,7 @@ class Fitter {
   // The node of the peak, as it stands in the program that runs.
   std::string description(const Choice& choice, std::size_t node) const {
     Program program = rewritten(choice);
-    PassContext undecided{.may_improve = context_.may_improve};
-    for (const Pass& pass : context_.later) pass.run(program, undecided);
+    context_.finish(program);
     const GraphNode& there = program.nodes[node];
     const std::string module =
         there.module == kNoModule ? "" : fmt::format(" of {}", program.modules[at(there.module)]);
@@ -122,7 +147,7 @@ class Fitter {
     context_.notes.push_back(std::move(text));
   }
 
-  Program& program_;
+  const Program& program_;
   PassContext& context_;
   const StepModel model_;
   const Footprint recorded_;
@@ -133,7 +158,11 @@ class Fitter {
 }  // namespace
 
 void fit_budget(Program& program, PassContext& context) {
-  if (context.footprint) Fitter(program, context).run();
+  if (context.footprint) program = Fitter(program, context).run();
+}
+
+std::vector<Program> within_budgets(const Program& program, PassContext& context, int points) {
+  return Fitter(program, context).within(points);
 }
 
 }  // namespace sherd::ir

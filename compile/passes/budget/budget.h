@@ -11,4 +11,9 @@ namespace sherd::ir {
 /// it can hold, and what holds that, if that is over the budget.
 void fit_budget(Program& program, PassContext& context);
 
+/// The program within `points` budgets, evenly apart, from the least that it can hold to what it was recorded to hold;
+/// gathers are as recorded. For the price of one budget or two: each goes on from the next higher one. Needs what
+/// fit_budget() does.
+std::vector<Program> within_budgets(const Program& program, PassContext& context, int points);
+
 }  // namespace sherd::ir

@@ -25,7 +25,7 @@ class Chooser {
   Chooser(const StepModel& model, std::int64_t limit, const Start& start)
       : model_(model), limit_(limit), start_(start), choice_(start.choice) {}
 
-  std::optional<Choice> run() {
+  std::optional<Choice> run(const Choice* from) {
     const std::vector<int> few = gaps_that_matter();
     if (few.size() <= kMostExact) {
       const std::optional<Choice> best = best_of_all(few);
@@ -35,9 +35,20 @@ class Chooser {
       hold_again();
       return choice_;
     }
+    if (from) choice_ = *from;
     if (!reach()) return std::nullopt;
     hold_again();
     return choice_;
+  }
+
+  std::vector<Choice> fall() {
+    std::vector<Choice> choices;
+    load_ = weigh(true);
+    do {
+      choices.push_back(choice_);
+      limit_ = load_.peak - std::max<std::int64_t>(1, load_.peak / 100);
+    } while (reach());
+    return choices;
   }
 
  private:
@@ -141,7 +152,7 @@ class Chooser {
   }
 
   const StepModel& model_;
-  const std::int64_t limit_;
+  std::int64_t limit_;
   const Start& start_;
   Choice choice_;
   Load load_;
@@ -149,8 +160,12 @@ class Chooser {
 
 }  // namespace
 
-std::optional<Choice> choose_gaps(const StepModel& model, std::int64_t limit, const Start& start) {
-  return Chooser(model, limit, start).run();
+std::optional<Choice> choose_gaps(const StepModel& model, std::int64_t limit, const Start& start, const Choice* from) {
+  return Chooser(model, limit, start).run(from);
+}
+
+std::vector<Choice> falling_choices(const StepModel& model, const Start& start) {
+  return Chooser(model, 0, start).fall();
 }
 
 // Limits fall by a hundredth of what is held until one is not reached.
