@@ -177,27 +177,23 @@ void CompiledStep::fit(Entry& entry, ProcessGroup* group) {
   if (!options_.memory_budget.is_set()) return;
   entry.is_fitted = false;
   const ir::Footprint alone = footprint_of(entry.graph.program);
-  const Accounting& account = RankContext::current().allocator(device_of(entry.recorded)).accounting();
-  CategoryBytes beside = account.current();
-  for (std::size_t c = 0; c < beside.size(); ++c) beside[c] -= alone.before[c];
-  if (!has_arguments_)
-    for (const ir::Value& value : entry.recorded.values)
-      if (value.kind == ir::ValueKind::argument) beside[static_cast<std::size_t>(value.category)] += value.bytes;
-  const std::int64_t bytes_beside = std::accumulate(beside.begin(), beside.end(), std::int64_t{0});
+  const CategoryBytes beside = bytes_beside(entry.recorded, alone, has_arguments_);
+  const std::int64_t sum_beside = std::accumulate(beside.begin(), beside.end(), std::int64_t{0});
   if (!prices_) prices_ = options_.prices;
   if (!prices_ && !RankContext::current().is_ghost()) {  // which measures nothing
-    const std::int64_t room = options_.memory_budget.bytes(alone.peak + bytes_beside) - account.total();
+    const Accounting& account = RankContext::current().allocator(device_of(entry.recorded)).accounting();
+    const std::int64_t room = options_.memory_budget.bytes(alone.peak + sum_beside) - account.total();
     prices_ = std::make_shared<const Prices>(measure_prices(
         entry.graph.program, {.most_bytes = std::max<std::int64_t>(1, room), .group = group ? group_ : nullptr}));
   }
   Fitted fitted = fit_program(entry.recorded, {.budget = options_.memory_budget,
                                                .passes = options_.passes,
-                                               .beside = bytes_beside,
+                                               .beside = sum_beside,
                                                .group = group,
                                                .prices = prices_.get()});
   entry.is_fitted = true;
   entry.notes = fmt::format("{}", fmt::join(fitted.notes, "; "));
-  entry.predicted = {entry.notes, fitted.footprint.most, fitted.footprint.peak + bytes_beside, fitted.seconds, prices_};
+  entry.predicted = {entry.notes, fitted.footprint.most, fitted.footprint.peak + sum_beside, fitted.seconds, prices_};
   for (std::size_t c = 0; c < beside.size(); ++c) entry.predicted->bytes[c] += beside[c];
   if (fitted.program == entry.graph.program) return;
   entry.fitted = std::make_unique<const Graph>(Graph{std::move(fitted.program), entry.graph.live});

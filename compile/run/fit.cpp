@@ -4,8 +4,10 @@
 #include <exception>
 
 #include "compile/ir/analysis/seconds.h"
+#include "compile/run/device_replay.h"
 #include "compile/run/footprint.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
 
 namespace sherd {
@@ -62,6 +64,15 @@ Fitted fit(ir::Program recorded, const FitOptions& options) {
 }
 
 }  // namespace
+
+CategoryBytes bytes_beside(const ir::Program& program, const ir::Footprint& alone, bool has_arguments) {
+  CategoryBytes beside = RankContext::current().allocator(device_of(program)).accounting().current();
+  for (std::size_t c = 0; c < beside.size(); ++c) beside[c] -= alone.before[c];
+  if (!has_arguments)
+    for (const ir::Value& value : program.values)
+      if (value.kind == ir::ValueKind::argument) beside[static_cast<std::size_t>(value.category)] += value.bytes;
+  return beside;
+}
 
 Fitted fit_program(ir::Program recorded, const FitOptions& options) {
   if (!options.group || options.group->size() == 1) return fit(std::move(recorded), options);
