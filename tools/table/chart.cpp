@@ -7,12 +7,12 @@
 
 #include <fmt/format.h>
 
+#include "tools/table/svg.h"
+
 namespace sherd::table {
 
 namespace {
 
-constexpr std::array<std::string_view, kNumCategories> kColors{"#3b6ea8", "#8fb8de", "#c8553d", "#6a4c93",
-                                                               "#e0a93b", "#5a9367", "#a0a0a0"};
 constexpr int kNames = 250, kTop = 68, kRow = 26, kBar = 16, kGap = 40, kMargin = 16, kLine = 16;
 
 struct Panel {
@@ -21,22 +21,6 @@ struct Panel {
   double unit;  ///< divides numbers for people
   int left = 0;
 };
-
-std::string escaped(std::string_view text) {
-  std::string result;
-  for (const char c : text) {
-    if (c == '&') result += "&amp;";
-    else if (c == '<') result += "&lt;";
-    else if (c == '>') result += "&gt;";
-    else if (c == '"') result += "&quot;";
-    else result += c;
-  }
-  return result;
-}
-
-std::string text_at(double x, double y, std::string_view text, std::string_view more = "") {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" {}>{}</text>\n", x, y, more, escaped(text));
-}
 
 std::string bar(double x, double y, double width, std::string_view color, const std::string& tip) {
   return fmt::format(
@@ -67,7 +51,7 @@ std::string stack(const Row& row, const Panel& panel, double y, double scale) {
     const std::int64_t part = bytes.at_peak[static_cast<std::size_t>(c)];
     if (part == 0) continue;
     const double width = static_cast<double>(part) * scale;
-    text += bar(x, y, width, kColors[static_cast<std::size_t>(c)],
+    text += bar(x, y, width, color_of(static_cast<MemoryCategory>(c)),
                 fmt::format("{}: {} {}", row.name, name(static_cast<MemoryCategory>(c)), format_bytes(part)));
     x += width;
   }
@@ -96,7 +80,7 @@ std::string legend() {
   for (int c = 0; c < kNumCategories; ++c) {
     const std::string_view category = name(static_cast<MemoryCategory>(c));
     text += fmt::format("<rect x=\"{}\" y=\"16\" width=\"11\" height=\"11\" fill=\"{}\"/>\n", x,
-                        kColors[static_cast<std::size_t>(c)]);
+                        color_of(static_cast<MemoryCategory>(c)));
     text += text_at(x + 15, 26, category);
     x += 30 + 6.6 * static_cast<double>(category.size());
   }
@@ -118,12 +102,7 @@ std::string to_svg(const Table& table) {
   }
   const int about_top = kTop + kRow * static_cast<int>(table.rows.size()) + kMargin;
   const int height = about_top + kLine * static_cast<int>(table.about.size()) + kMargin;
-  std::string text = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
-      "font-family=\"sans-serif\" "
-      "font-size=\"12\">\n<style>.n{{font-size:11px;fill:#333}}.t{{font-weight:bold}}</style>\n"
-      "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
-      right - kGap + kMargin, height);
+  std::string text;
   text += legend();
   for (const Panel& panel : panels) {
     double most = 0;
@@ -146,7 +125,7 @@ std::string to_svg(const Table& table) {
   double about = about_top;
   for (const auto& [key, value] : table.about)
     text += text_at(kMargin, about += kLine, fmt::format("{}: {}", key, value), "class=\"n\"");
-  return text + "</svg>\n";
+  return document(right - kGap + kMargin, height, text);
 }
 
 }  // namespace sherd::table
