@@ -68,6 +68,7 @@ const std::vector<WrongCall> kWrongCalls = {
     {"train {config} --compile=yes", kUsage, {"--compile", "true or false", "\"yes\""}},
     {"train {config} --compile yes", kUsage, {"--compile", "true or false", "\"yes\""}},
     {"train {config} --compile 1", kUsage, {"--compile", "true or false", "\"1\""}},
+    {"train {config} --dump-graph {dir}/graph", kUsage, {"dump_graph = {dir}/graph", "set compile"}},
     {"train {config} --passes -budget", kUsage, {"passes = -budget", "set compile"}},
     {"train {config} --compile --passes -buget", kUsage, {"no pass \"buget\"", "did you mean budget?"}},
     {"train {config} --compile --passes budget", kUsage, {"\"budget\"", "a minus", "-budget"}},

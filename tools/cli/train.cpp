@@ -16,6 +16,7 @@
 #include "runtime/exec/context.h"
 #include "tools/cli/command.h"
 #include "tools/cli/cpu_share.h"
+#include "tools/cli/dump_graph.h"
 #include "tools/cli/progress.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/explained_peak.h"
@@ -132,6 +133,7 @@ void take_share_of_cpus(ProcessGroup& group, const TrainConfig& config, bool tel
 /// Returns the exit status.
 int train_with(Trainer& trainer, const TrainConfig& config) {
   TrainSummary summary;
+  if (!config.dump_graph.empty() && trainer.opened().state.last_line.empty()) dump_graph(trainer.opened());
   if (trainer.group().rank() == 0) {
     summary = train_as_rank_zero(trainer, config);
   } else {

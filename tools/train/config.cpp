@@ -96,6 +96,9 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
             run);
   table.add("passes", &c.passes,
             "compile: passes that are left out of those that a recording is rewritten by, as -budget,-dead_nodes", run);
+  table.add("dump_graph", &c.dump_graph,
+            "compile: folder for the recorded step as each pass leaves it, and pictures of what it holds and takes",
+            invocation);
   table.add("metrics", &c.metrics, "file for one JSON object per step", run);
   table.add("trace", &c.trace, "file for a timeline of a few steps on all ranks, for ui.perfetto.dev", invocation);
   table.add("trace_steps", text_field(c.trace_steps), "the steps in it, FIRST:LAST; empty: five, after ten to settle",
@@ -283,7 +286,8 @@ void check_saves(const TrainConfig& c) {
 }
 
 void check_captured(const TrainConfig& c) {
-  check(c.plan.compiled || c.passes.empty(), "passes = {} is of captured steps; set compile, or leave it out", c.passes);
+  for (const auto& [key, text] : {std::pair("passes", &c.passes), {"dump_graph", &c.dump_graph}})
+    check(c.plan.compiled || text->empty(), "{} = {} is of captured steps; set compile, or leave it out", key, *text);
   const std::vector<ir::Pass> passes = ir::passes_named(c.passes);
   check(!c.plan.memory_budget.is_set() || std::ranges::find(passes, "budget", &ir::Pass::name) != passes.end(),
         "memory_budget = {} is kept by a pass that passes = {} leaves out; leave one of them out",

@@ -47,6 +47,7 @@ struct TrainConfig {
   bool memory_by_module = false;
   bool explain_peak = false;
   std::string passes;
+  std::string dump_graph;
 
   // ---- files ----
   std::string metrics;

@@ -83,7 +83,7 @@ void check_flags(const TrainConfig& c) {
 
 /// Nothing but the steps: no files, no evaluations; ranks that are processes.
 void leave_steps_only(TrainConfig& c) {
-  c.metrics.clear(), c.trace.clear(), c.save.clear();
+  c.metrics.clear(), c.trace.clear(), c.save.clear(), c.dump_graph.clear();
   c.save_async = false;
   c.print_units = false;
   c.plan.fully_shard = true;
