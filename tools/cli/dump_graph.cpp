@@ -41,7 +41,8 @@ void dump_graph(train::Run& run) {
   const CategoryBytes others = bytes_beside(complete, held, false);
   const std::int64_t beside = std::accumulate(others.begin(), others.end(), std::int64_t{0});
   const std::optional<CompiledStep::Predicted> predicted = run.step->predicted();
-  const Prices prices = predicted ? parse_prices(predicted->prices) : measure_prices(complete, {.group = run.group});
+  const Prices prices =
+      predicted && predicted->prices ? *predicted->prices : measure_prices(complete, {.group = run.group});
   const MemoryBudget& budget = config.plan.memory_budget;
   const FitOptions options{
       .budget = budget, .passes = passes, .beside = beside, .group = run.group.get(), .prices = &prices};
