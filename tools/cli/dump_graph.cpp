@@ -33,7 +33,7 @@ void dump_graph(train::Run& run) {
   }
   const ir::Program recorded =
       known ? *known
-            : train::recorded_on_ghost(config, run.group->rank(), run.group->size(), run.data->vocabulary().size());
+            : train::recorded_on_ghost(config, run.group->rank(), run.group->size(), run.data->vocabulary().size(), {});
   const std::vector<ir::Pass> passes = ir::passes_named(config.passes);
   ir::Program complete = recorded;
   run_passes(complete, passes);
