@@ -17,6 +17,7 @@ TrainConfig train_config(const BenchModel& model, const nn::TrainingPlan& plan, 
                             nn::count_data_ranks(plan.mesh.over(ranks)) > 1;
   config.plan.tensor_parallel.sequence_parallel = true;
   config.model = model;
+  config.batch = model.batch * nn::count_data_ranks(plan.mesh.over(ranks));  // what each rank draws for itself
   config.optimizer = {.lr = 3e-4, .min_lr = 3e-4, .warmup = 0, .decay_matrices_only = false, .clip = 0};
   resolve(config);
   return config;
@@ -33,6 +34,7 @@ TrainStep train_step(const BenchModel& model, const nn::TrainingPlan& plan, cons
 BenchModel BenchRow::model() const {
   BenchModel model = bench_model(name);
   if (layers > 0) model.layers = layers;
+  if (batch > 0) model.batch = batch;
   return model;
 }
 
