@@ -155,7 +155,7 @@ void CompiledStep::forget_before_reset() {
 }
 
 // Whether a recording fits may differ between ranks (one's batch may be smaller), so whether to compare must not depend
-// on it: ranks ask each other at every call from the third on until all have a graph.
+// on it: ranks ask each other at every call from the third on until all have one that is confirmed.
 void CompiledStep::compare_programs() {
   if (!std::exchange(knows_group_, true)) group_ = options_.group ? *options_.group : known_world();
   if (!group_ || is_compared_ || ++num_calls_ <= 2) return;
@@ -307,7 +307,14 @@ std::vector<Tensor> CompiledStep::run_replay(Entry& entry, std::span<const Tenso
   if (!entry.device || !entry.device->fits_units()) {
     const std::string obstacle = entry.device ? "gathered parameters are in memory" : entry.no_device;
     reason_ = obstacle.empty() ? "" : ": " + obstacle;
-    return entry.interpreter->run(arguments);
+    try {
+      return entry.interpreter->run(arguments);
+    } catch (OutOfMemory& error) {
+      if (entry.predicted)
+        error.add("predicted",
+                  fmt::format("{} at most: {}", format_bytes(entry.predicted->peak), describe(entry.predicted->bytes)));
+      throw;
+    }
   }
   std::vector<Tensor> results;
   try {

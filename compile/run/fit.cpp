@@ -42,10 +42,12 @@ std::vector<double> seconds_of_nodes(const ir::Program& program, const Prices& p
 Fitted fit(ir::Program recorded, const FitOptions& options) {
   Fitted fitted{.recorded_peak = recorded_peak(recorded, options.passes)};
   const std::int64_t without = fitted.recorded_peak + options.beside;
-  ir::PassContext context{.may_improve = true, .beside = options.beside, .footprint = footprint_of};
+  const bool fits = options.budget.is_set();  // else what runs is what was recorded
+  ir::PassContext context{.may_improve = fits, .beside = options.beside};
+  if (fits) context.footprint = footprint_of;
   if (options.prices)
     context.seconds = [&options](const ir::Program& program) { return seconds_of_nodes(program, *options.prices); };
-  if (options.budget.is_set()) {
+  if (fits) {
     context.budget = options.budget.bytes(without);
     if (*context.budget >= without) {
       context.notes.push_back(fmt::format("budget: the step holds {}, no more than the {} that it is given",

@@ -73,7 +73,7 @@ TEST(Budget, HoldsWhatItIsGivenToThePredictedByteAndLeavesTheSameBits) {
 TEST(Budget, WithoutOneNothingIsHeldLongerThanItCosts) {
   const std::vector<Pass> passes = standard_passes();
   for_each_step([&](const StepCase&, const RecordedStep& step) {
-    const Fitted fitted = fit_program(step.recorded(), {.passes = passes, .group = &step.group()});
+    const Fitted fitted = fit_program(step.recorded(), {.budget = "100%", .passes = passes, .group = &step.group()});
     EXPECT_LE(fitted.footprint.peak, fitted.recorded_peak);
     EXPECT_TRUE(step.run(fitted.program).same_bits_as(step.run(step.recorded())));
   });

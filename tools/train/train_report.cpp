@@ -17,9 +17,8 @@ namespace {
 std::optional<CommCounts> predicted_collectives(Trainer& trainer, const TrainSummary& summary) {
   if (summary.survival || summary.predicted || trainer.group().rank() != 0) return std::nullopt;
   CommCounts counts;
-  const PredictedPeak predicted =
-      predict_peak(trainer.config(), 0, trainer.group().size(), trainer.data().vocabulary().size(),
-                   {.evaluates = false, .step = {.prices = summary.predicted ? summary.predicted->prices : nullptr}});
+  const PredictedPeak predicted = predict_peak(trainer.config(), 0, trainer.group().size(),
+                                               trainer.data().vocabulary().size(), {.evaluates = false});
   for (const CommCounter::Entry& entry : predicted.issued) {
     counts.of(entry.kind).calls += entry.item.calls;
     counts.of(entry.kind).bytes += entry.item.bytes;
