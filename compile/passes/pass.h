@@ -60,8 +60,8 @@ struct PassContext {
 
 /// What compile() runs unless it is told otherwise: ssa and place_eager, between which passes that move, merge or
 /// replace nodes have their place; then sums that rows cannot add up, scratch and waits become nodes and values.
-/// Results and memory are those of the recorded run, bit for bit and byte for byte, but for what nobody reads, unless
-/// the context has a budget.
+/// Results are those of the recorded run, bit for bit; so is memory, byte for byte, unless the context lets passes
+/// improve it.
 std::vector<Pass> standard_passes();
 
 /// The same without those that `text` takes out, as "-budget,-dead_nodes"; "" takes out none. Error for a name that is
