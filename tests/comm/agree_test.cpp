@@ -97,6 +97,16 @@ TEST(Agree, FactsInAnotherOrderDiffer) {
   });
 }
 
+TEST(Agree, ARankThatComparesFactsDoesNotMeetOneThatGathersTexts) {
+  run_ranks(2, [](const Group& group) {
+    const auto call = [&] {
+      if (group->rank() == 0) agree(*group, Facts{{"a", "1"}}, {"ranks differ", "start them alike"});
+      else gather_text(*group, "a text");
+    };
+    expect_error(call, {"rank 0 calls all_gather", "for facts to compare", "rank 1 calls all_gather"});
+  });
+}
+
 TEST(Agree, AmongHoldersEachRankMayLackFacts) {
   run_ranks(3, [](const Group& group) {
     const std::string own = fmt::format("part {}", group->rank() % 2);

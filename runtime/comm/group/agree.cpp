@@ -9,6 +9,7 @@
 
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/group/subject.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/tensor/error.h"
@@ -18,6 +19,9 @@ namespace sherd {
 
 namespace {
 thread_local int exchanges = 0;  // that this thread is in
+
+// Else a rank that gathers texts would take the hashes of one that compares facts for the lengths of texts.
+constexpr std::string_view kFacts = "facts to compare";
 
 struct Exchange {
   Exchange() { ++exchanges; }
@@ -186,6 +190,7 @@ bool agree(ProcessGroup& group, const std::optional<Facts>& own, const Disagreem
     const std::vector<std::int64_t> ones(ranks.size(), 1);
     if (own) hashes[static_cast<std::size_t>(group.rank())] = static_cast<std::int64_t>(hash_facts(*own) | 1);
     const Exchange exchange;
+    const comm::SubjectScope subject(kFacts);
     group.host().all_gather({in_place(hashes.data(), DType::i64, ones)});
     if (std::ranges::count(hashes, 0) > 0) return false;
     if (std::ranges::count(hashes, hashes[0]) == std::ssize(hashes)) return true;
