@@ -10,10 +10,11 @@
 #include <vector>
 
 #include "dtensor/spec.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
-class SpecTable {
+class SpecTable : NoCopy {
  public:
   struct Key {
     std::vector<std::vector<int>> axes_of_dim;           ///< per tensor dim, see Spec
@@ -39,8 +40,6 @@ class SpecTable {
     return known->second.layout;
   }
   ~SpecTable();
-  SpecTable(const SpecTable&) = delete;
-  SpecTable& operator=(const SpecTable&) = delete;
 
   /// Layouts of that name().
   std::vector<LayoutRef> called(std::string_view name) const;

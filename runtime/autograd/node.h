@@ -60,8 +60,6 @@ class OpNode final : public Node {
   ~OpNode() {
     if (holds_layouts) drop_layouts();
   }
-  OpNode(const OpNode&) = delete;
-  OpNode& operator=(const OpNode&) = delete;
   const Op* op = nullptr;
   Attrs attrs;
   SmallVec<Edge, 3> next;                 // per input

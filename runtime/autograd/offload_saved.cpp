@@ -13,6 +13,7 @@
 #include "runtime/memory/allocator.h"
 #include "runtime/op/copy/offload_homes.h"
 #include "runtime/op/unit/buffer_views.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -22,7 +23,7 @@ constexpr int kUnbounded = std::numeric_limits<int>::max();
 }  // namespace
 
 /// A storage that the tape keeps, for as long as a packed tensor over it is there.
-class OffloadSaved::Bytes : public std::enable_shared_from_this<Bytes> {
+class OffloadSaved::Bytes : public std::enable_shared_from_this<Bytes>, NoCopy {
  public:
   enum class Place : std::uint8_t {
     young,   // in memory, and will leave when enough is saved after it
@@ -38,8 +39,6 @@ class OffloadSaved::Bytes : public std::enable_shared_from_this<Bytes> {
         size(counted),
         here(bytes_over(from)) {}
   ~Bytes();
-  Bytes(const Bytes&) = delete;
-  Bytes& operator=(const Bytes&) = delete;
 
   const std::shared_ptr<Saves> of;
   const std::uint64_t order;    // in which they were saved

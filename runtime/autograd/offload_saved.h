@@ -14,6 +14,7 @@
 #include <string>
 
 #include "runtime/autograd/saved_policy.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -29,7 +30,7 @@ struct OffloadSavedOptions {
 
 /// Moves storages in the account of activations; parameters, gathered ones and views of either, buffers and memory of
 /// somebody else (a mapped file) stay where they are. The tape may outlive it.
-class OffloadSaved final : public SavedPolicy {
+class OffloadSaved final : public SavedPolicy, NoCopy {
  public:
   /// How many bytes of a distributed tensor a rank has on average: ranks decide alike, whatever their shards hold.
   using BytesPerRank = std::int64_t (*)(const Tensor& tensor);
@@ -38,8 +39,6 @@ class OffloadSaved final : public SavedPolicy {
   /// no files, and for fewer bytes in flight than two storages of least_bytes.
   explicit OffloadSaved(OffloadSavedOptions options, BytesPerRank count = nullptr);
   ~OffloadSaved();
-  OffloadSaved(const OffloadSaved&) = delete;
-  OffloadSaved& operator=(const OffloadSaved&) = delete;
 
   /// May start to evict what was saved before. Errors: tensors of the host and no folder, or of a device and a folder;
   /// a disk that is full. What fails to be written or read is the error of whoever reads the saved tensor.

@@ -9,6 +9,7 @@
 
 #include "runtime/autograd/node.h"
 #include "runtime/exec/rank_register.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -47,12 +48,10 @@ class GradSink {
   ~GradSink() = default;
 };
 
-class Slot {
+class Slot : NoCopy {
  public:
   explicit Slot(std::string name, bool requires_grad = false);
   ~Slot();
-  Slot(const Slot&) = delete;
-  Slot& operator=(const Slot&) = delete;
 
   const std::string& name() const { return name_; }
   void rename(std::string name) { name_ = std::move(name); }

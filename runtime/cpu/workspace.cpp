@@ -4,6 +4,8 @@
 
 #include <array>
 
+#include "runtime/tensor/no_copy.h"
+
 namespace sherd::cpu {
 
 namespace {
@@ -12,11 +14,8 @@ constexpr std::size_t kAlignment = 64;
 // otherwise wait for address translation.
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-class Buffer {
+class Buffer : NoCopy {
  public:
-  Buffer() = default;
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
   ~Buffer() { free(); }
   std::byte* at_least(std::int64_t bytes) {
     if (bytes > bytes_) {

@@ -16,6 +16,7 @@
 
 #include "runtime/memory/event.h"
 #include "runtime/memory/rank_memory.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -47,12 +48,10 @@ struct RemovedEdge {
 /// those of work are its loans. A missing edge throws Error naming both works, their queues and the storage, or both
 /// storages if it is about memory that one has had after the other; where memory is freed, which must not throw, it is
 /// only noted.
-class HazardChecker final : public AccessWatcher {
+class HazardChecker final : public AccessWatcher, NoCopy {
  public:
   HazardChecker();
   ~HazardChecker();
-  HazardChecker(const HazardChecker&) = delete;
-  HazardChecker& operator=(const HazardChecker&) = delete;
 
   void remove(RemovedEdge edge) { removed_.push_back(edge); }
   bool is_removed(QueueEdge edge, std::string_view queue, std::optional<bool> writes = {}) const;

@@ -61,8 +61,6 @@ class Queue : public RefCounted {
  public:
   /// More than any rank makes.
   static constexpr int kMaxPerRank = 64;
-  Queue(const Queue&) = delete;
-  Queue& operator=(const Queue&) = delete;
   static void destroy(Queue* queue) { delete queue; }
 
   /// "gather", "reduce", ...: what it is for.

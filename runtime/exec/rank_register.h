@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/memory/rank_memory.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -35,11 +36,8 @@ class RankRegister {
 };
 
 /// The place of a thing in the register of its rank, without its type.
-class RegisteredThing {
+class RegisteredThing : NoCopy {
  public:
-  RegisteredThing(const RegisteredThing&) = delete;
-  RegisteredThing& operator=(const RegisteredThing&) = delete;
-
   /// The register of the rank that has made the thing.
   const std::shared_ptr<RankRegister>& home() const { return home_; }
   /// Something has changed that guards read.

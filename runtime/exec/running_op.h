@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/exec/context.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -53,11 +54,12 @@ struct RunningOpSlot {
 /// The RunningOp of the rank whose context is current.
 inline const std::shared_ptr<RunningOp>& running_op() { return RankContext::current().state<RunningOpSlot>().running; }
 
-/// The one of the rank that the calling thread belongs to, as its own thread or as that of one of its queues; null elsewhere.
+/// The one of the rank that the calling thread belongs to, as its own thread or as that of one of its queues; null
+/// elsewhere.
 RunningOp* running_op_here();
 
 /// A kernel runs from construction to destruction. `name` lives as long as the program, as those of rows do.
-class KernelMark {
+class KernelMark : NoCopy {
  public:
   KernelMark(RunningOp& running, const std::string_view& name) : running_(running) {
     // No read-modify-write: there is one writer.
@@ -65,23 +67,19 @@ class KernelMark {
     running.kernel.store(&name, std::memory_order_release);
   }
   ~KernelMark() { running_.kernel.store(nullptr, std::memory_order_relaxed); }
-  KernelMark(const KernelMark&) = delete;
-  KernelMark& operator=(const KernelMark&) = delete;
 
  private:
   RunningOp& running_;
 };
 
 /// The rank's thread waits for one of its queues, from construction to destruction.
-class QueueWaitMark {
+class QueueWaitMark : NoCopy {
  public:
   explicit QueueWaitMark(const Queue& queue)
       : running_(*running_op()), outer_(running_.awaited_queue.load(std::memory_order_relaxed)) {
     change_to(&queue);
   }
   ~QueueWaitMark() { change_to(outer_); }
-  QueueWaitMark(const QueueWaitMark&) = delete;
-  QueueWaitMark& operator=(const QueueWaitMark&) = delete;
 
  private:
   // One writer. Who reads the same number twice has read no other queue in between.
@@ -95,12 +93,10 @@ class QueueWaitMark {
 };
 
 /// The rank is in a stage, "start-up" or "a save", from construction to destruction.
-class StageMark {
+class StageMark : NoCopy {
  public:
   explicit StageMark(const char* literal) : running_(running_op()), outer_(running_->stage.exchange(literal)) {}
   ~StageMark() { running_->stage = outer_; }
-  StageMark(const StageMark&) = delete;
-  StageMark& operator=(const StageMark&) = delete;
 
  private:
   const std::shared_ptr<RunningOp> running_;

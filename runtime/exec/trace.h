@@ -13,6 +13,7 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/exec/trace_recording.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -41,12 +42,10 @@ struct Span {
 };
 
 /// The record of one rank. Bounded: what comes after a full buffer is counted and dropped.
-class Trace {
+class Trace : NoCopy {
  public:
   static constexpr std::size_t kMaxSpans = std::size_t{1} << 17;  ///< with memory samples 24 MB
   explicit Trace(std::size_t max_spans = kMaxSpans);
-  Trace(const Trace&) = delete;
-  Trace& operator=(const Trace&) = delete;
 
   /// An op's span ends when its device has run it, so it says what the op takes there and not what it takes to queue.
   /// Nothing overlaps any more.
@@ -126,7 +125,7 @@ class Trace {
 /// A span from construction to destruction on the rank's thread, also if that is by an exception. Nothing while the
 /// thread records no trace, or is not a rank's own. A wait within a wait is part of the outer one: the time of all
 /// waits is the sum of their spans.
-class TraceSpan {
+class TraceSpan : NoCopy {
  public:
   /// `name` is a literal, the name of an op, or interned in the trace.
   explicit TraceSpan(std::string_view name, SpanKind kind = SpanKind::part, std::int64_t bytes = 0) {
@@ -138,8 +137,6 @@ class TraceSpan {
     if (trace_) [[unlikely]]
       close();
   }
-  TraceSpan(const TraceSpan&) = delete;
-  TraceSpan& operator=(const TraceSpan&) = delete;
   /// Null if nothing is recorded.
   Trace* trace() const { return trace_; }
   void set_detail(const std::string* interned) { span_.detail = interned; }

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/tensor/no_copy.h"
+
 namespace sherd {
 
 struct QueueItem;
@@ -27,12 +29,8 @@ struct WorkTime {
 };
 
 /// What a rank has counted, in no order that means anything.
-class WorkTimes {
+class WorkTimes : NoCopy {
  public:
-  WorkTimes() = default;
-  WorkTimes(const WorkTimes&) = delete;
-  WorkTimes& operator=(const WorkTimes&) = delete;
-
   /// An item that is over and that the rank has let go of.
   void add(const QueueItem& item);
   std::vector<WorkTime> list() const;

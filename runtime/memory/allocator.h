@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/memory/accounting.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -36,11 +37,8 @@ class AllocationWatcher {
 
 /// Only the thread that made it allocates. release() from another thread parks the block until the owner's next
 /// allocation.
-class Allocator {
+class Allocator : NoCopy {
  public:
-  Allocator(const Allocator&) = delete;
-  Allocator& operator=(const Allocator&) = delete;
-
   /// `bytes` > 0. Throws OutOfMemory over the limit or when there is no more memory, naming what was asked, the limit
   /// and the largest owners by category, and leaves everything as it was.
   void* allocate(std::int64_t bytes, MemoryCategory category) {
@@ -90,7 +88,6 @@ class Allocator {
   void abandon();
 
  protected:
-  Allocator() = default;
   virtual ~Allocator() = default;
   /// A block of at least `bytes`, or OutOfMemory.
   virtual void* take(std::int64_t bytes, MemoryCategory category) = 0;

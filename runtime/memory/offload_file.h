@@ -11,18 +11,17 @@
 
 #include "runtime/memory/storage.h"
 #include "runtime/os/descriptor.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
 /// Made, grown and destroyed by its rank's thread; read and written by any.
-class OffloadFile : public std::enable_shared_from_this<OffloadFile> {
+class OffloadFile : public std::enable_shared_from_this<OffloadFile>, NoCopy {
  public:
   /// A new one in `folder`. Error naming the folder if it is not there or takes no files. On a ghost rank there is no
   /// file, and addresses hold nothing.
   static std::shared_ptr<OffloadFile> in(const std::string& folder);
   ~OffloadFile();
-  OffloadFile(const OffloadFile&) = delete;
-  OffloadFile& operator=(const OffloadFile&) = delete;
 
   /// `bytes` zeros more, as a storage of the host that is in no account; the blocks of the disk are taken now. Aligned
   /// to 64; such that follow each other lie without a gap if their sizes are multiples of it. Error naming the folder

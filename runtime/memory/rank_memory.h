@@ -11,6 +11,7 @@
 
 #include "runtime/memory/caching_allocator.h"
 #include "runtime/tensor/device.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -36,11 +37,8 @@ struct RankOptions {
   bool ghost = false;
 };
 
-class RankMemory {
+class RankMemory : NoCopy {
  public:
-  RankMemory(const RankMemory&) = delete;
-  RankMemory& operator=(const RankMemory&) = delete;
-
   /// This thread's. The first thread that asks without having one is given it; any other gets an Error
   /// (RankContext::current).
   static RankMemory& current() {

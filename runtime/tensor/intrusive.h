@@ -5,13 +5,12 @@
 #include <cstdint>
 #include <utility>
 
+#include "runtime/tensor/no_copy.h"
+
 namespace sherd {
 
-class RefCounted {
+class RefCounted : NoCopy {
  public:
-  RefCounted() = default;
-  RefCounted(const RefCounted&) = delete;
-  RefCounted& operator=(const RefCounted&) = delete;
   /// The first reference to a fresh object, which no other thread knows yet.
   void retain_fresh() const { refs_.store(1, std::memory_order_relaxed); }
   void retain() const { refs_.fetch_add(1, std::memory_order_relaxed); }

@@ -10,6 +10,7 @@
 
 #include "runtime/comm/board/board.h"
 #include "runtime/comm/board/shares.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::comm {
 
@@ -23,14 +24,12 @@ void end_reading(const Board& board);
 /// Waits until no peer reads this rank's tensors; called while unwinding, when the group is poisoned.
 void await_unread(const Board& board);
 
-class Exchange {
+class Exchange : NoCopy {
  public:
   /// `slots` is how many shares a rank shows at once: 1, or shares.num_shares(). A rank exposes its share `own` only,
   /// or all shares if that is -1. `shares` must outlive this. Large calls between processes meet here.
   Exchange(Board& board, const Shares& shares, std::size_t slots, int own = -1);
   ~Exchange();
-  Exchange(const Exchange&) = delete;
-  Exchange& operator=(const Exchange&) = delete;
 
   /// Peers read tensors where they are (a strip's `readable`), not copies of `data`.
   bool is_in_place() const { return is_in_place_; }

@@ -2,18 +2,17 @@
 // How a rank leaves: the peers learn that it is done, so that it is not taken for one that died; and where its process
 // ends by itself, with which status and after which step.
 #include "runtime/comm/board/board_memory.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::comm {
 
 /// The last word of a rank, from its handle in lane 0; those of other lanes say nothing. At the end of a process it
 /// comes from the boards of roots that are alive.
-class ExitWord {
+class ExitWord : NoCopy {
  public:
   explicit ExitWord(const BoardMemory& memory);
   /// Tells the peers that this rank has left for good, unless it was forked off.
   ~ExitWord();
-  ExitWord(const ExitWord&) = delete;
-  ExitWord& operator=(const ExitWord&) = delete;
 
  private:
   static void say_all(int status, void*);

@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::comm {
 
@@ -17,7 +18,7 @@ std::int64_t nanoseconds_now() {
 }
 
 /// A new thread inherits the mask: signals are for the threads of the program.
-class AllSignalsBlocked {
+class AllSignalsBlocked : NoCopy {
  public:
   AllSignalsBlocked() {
     sigset_t all;
@@ -25,8 +26,6 @@ class AllSignalsBlocked {
     ::pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
   ~AllSignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  AllSignalsBlocked(const AllSignalsBlocked&) = delete;
-  AllSignalsBlocked& operator=(const AllSignalsBlocked&) = delete;
 
  private:
   sigset_t before_{};

@@ -10,18 +10,17 @@
 
 #include "runtime/comm/board/life.h"
 #include "runtime/exec/running_op.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::comm {
 
 /// A thread that writes to the cell, every `interval`, that the process runs, and which kernel. It goes on while the
 /// rank's own thread computes, waits or hangs, and stops when the process is stopped. Blocks all signals.
-class Heartbeat {
+class Heartbeat : NoCopy {
  public:
   /// `running` may be null. The cell must outlive this. Throws Error if there can be no more threads.
   Heartbeat(LifeCell& cell, std::shared_ptr<const RunningOp> running, std::chrono::nanoseconds interval);
   ~Heartbeat();
-  Heartbeat(const Heartbeat&) = delete;
-  Heartbeat& operator=(const Heartbeat&) = delete;
 
  private:
   void run();

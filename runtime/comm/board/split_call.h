@@ -10,17 +10,16 @@
 
 #include "runtime/comm/board/board_lane.h"
 #include "runtime/comm/board/exchange.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::comm {
 
-class SplitCall {
+class SplitCall : NoCopy {
  public:
   /// Whether a call can be split: a gather or a reduction to parts that is staged in one round.
   static bool fits(const Collective& call, const BoardLane& lane);
 
   SplitCall(Collective call, BoardLane& lane) : call_(std::move(call)), lane_(lane) {}
-  SplitCall(const SplitCall&) = delete;
-  SplitCall& operator=(const SplitCall&) = delete;
 
   /// The first half. Does not wait. Error if the call is wrong or the group failed.
   void begin();

@@ -14,6 +14,7 @@
 #include "runtime/exec/purpose.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/fnv1a.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -23,11 +24,9 @@ thread_local int exchanges = 0;  // that this thread is in
 // Else a rank that gathers texts would take the hashes of one that compares facts for the lengths of texts.
 constexpr std::string_view kFacts = "facts to compare";
 
-struct Exchange {
+struct Exchange : NoCopy {
   Exchange() { ++exchanges; }
   ~Exchange() { --exchanges; }
-  Exchange(const Exchange&) = delete;
-  Exchange& operator=(const Exchange&) = delete;
 };
 }  // namespace
 

@@ -7,13 +7,14 @@
 #include <vector>
 
 #include "runtime/comm/group/collective.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
 /// Counts for a scope on this rank's thread; scopes nest, and outer ones count too. Calls are counted when they are
 /// issued, so nothing is waited for, in backward and in replays of captured steps as well. Groups of one rank count
 /// nothing, nor do exchanges that are no op (barriers, rendezvous, agreements).
-class CommCounter {
+class CommCounter : NoCopy {
  public:
   struct Item {
     std::int64_t calls = 0, bytes = 0;
@@ -28,8 +29,6 @@ class CommCounter {
 
   CommCounter();
   ~CommCounter();
-  CommCounter(const CommCounter&) = delete;
-  CommCounter& operator=(const CommCounter&) = delete;
 
   Item total() const;
   Item of(comm::CommOp kind) const;

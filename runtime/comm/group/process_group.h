@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "runtime/comm/group/group_transport.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -14,11 +15,9 @@ namespace sherd {
 /// roots. Ranks that disagree all raise CommError naming both calls; a rank that dies or calls abort() makes the others
 /// raise within 5 s; a rank that does not come raises after the deadline. After an error the group is poisoned: every
 /// call raises the same reason until all ranks call reset().
-class ProcessGroup : public GroupTransport, public std::enable_shared_from_this<ProcessGroup> {
+class ProcessGroup : public GroupTransport, public std::enable_shared_from_this<ProcessGroup>, NoCopy {
  public:
   virtual ~ProcessGroup() = default;
-  ProcessGroup(const ProcessGroup&) = delete;
-  ProcessGroup& operator=(const ProcessGroup&) = delete;
 
   int rank() const { return facts().rank; }
   int size() const { return facts().size; }

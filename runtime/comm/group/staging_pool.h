@@ -9,6 +9,7 @@
 
 #include "runtime/exec/backend.h"
 #include "runtime/memory/event.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -18,13 +19,11 @@ namespace comm {
 
 /// One rank's pool, used on its thread; handles end on any thread. Blocks are powers of two, kept for the next
 /// collective, and accounted as "communication" of the rank's host memory.
-class StagingPool {
+class StagingPool : NoCopy {
  public:
   /// `limit`: bytes of all blocks together. A collective that is larger alone has a block for as long as it runs.
   explicit StagingPool(std::int64_t limit) : limit_(limit) {}
   ~StagingPool();
-  StagingPool(const StagingPool&) = delete;
-  StagingPool& operator=(const StagingPool&) = delete;
 
   /// Memory for a collective, until its last handle goes. Blocks, while it would not fit, until the oldest collectives
   /// of whatever queue are over; what failed in them stays for those who wait for the device.

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "runtime/comm/group/wait_notice.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -21,12 +22,10 @@ std::string rendezvous_folder(const std::string& runtime_folder);
 
 /// Keeps the file of `job` in `folder` for as long as it lives. The file is complete when it appears. Files of dead
 /// processes are removed on the way. Error: a live process has published for the same job.
-class PublishedAddress {
+class PublishedAddress : NoCopy {
  public:
   PublishedAddress(std::string folder, const std::string& job, const StoreAddress& address);
   ~PublishedAddress();
-  PublishedAddress(const PublishedAddress&) = delete;
-  PublishedAddress& operator=(const PublishedAddress&) = delete;
 
  private:
   std::string folder_, name_, content_;

@@ -9,6 +9,7 @@
 
 #include "runtime/comm/group/wait_notice.h"
 #include "runtime/comm/store/store.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -33,13 +34,11 @@ struct TcpStoreOptions {
 /// no integer; no connection in time, a key that nobody sets in time (KeyNotSet) and a lost server are a CommError.
 /// After a lost server, or a server that did not answer in time, every later call fails with the same reason; after a
 /// key that did not come the store stays usable. Calls block; calls from several threads take turns.
-class TcpStore final : public Store {
+class TcpStore final : public Store, NoCopy {
  public:
   /// Blocks until connected. A host name is looked up with the system's resolver, which has time limits of its own.
   explicit TcpStore(const TcpStoreOptions& options);
   ~TcpStore() override;
-  TcpStore(const TcpStore&) = delete;
-  TcpStore& operator=(const TcpStore&) = delete;
 
   void set(std::string_view key, std::string_view value) override;
   std::string get(std::string_view key, std::chrono::milliseconds deadline) override;

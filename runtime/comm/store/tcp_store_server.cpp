@@ -34,6 +34,7 @@
 #include "runtime/comm/store/store.h"
 #include "runtime/comm/store/store_wire.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/no_copy.h"
 #include "runtime/tensor/quantity.h"
 
 namespace sherd {
@@ -54,7 +55,7 @@ struct Peer {
 };
 
 /// While it lives, the peer has this long; then its socket is closed, which fails whatever waits on it.
-class PeerDeadline {
+class PeerDeadline : NoCopy {
  public:
   PeerDeadline(const std::shared_ptr<Peer>& peer, milliseconds limit) : timer_(peer->timer) {
     timer_.expires_after(limit);
@@ -71,8 +72,6 @@ class PeerDeadline {
     } catch (const boost::system::system_error&) {  // The wait stays: this peer is cut off, no harm to others.
     }
   }
-  PeerDeadline(const PeerDeadline&) = delete;
-  PeerDeadline& operator=(const PeerDeadline&) = delete;
 
  private:
   asio::steady_timer& timer_;

@@ -4,6 +4,8 @@
 #include <memory>
 #include <string>
 
+#include "runtime/tensor/no_copy.h"
+
 namespace sherd {
 
 struct TcpStoreServerOptions {
@@ -24,12 +26,10 @@ struct TcpStoreServerOptions {
 
 /// Listens from construction to destruction; destruction closes every connection at once, so that waiting clients
 /// get a CommError. A port in use, an address that is not ours and a missing secret are an Error.
-class TcpStoreServer {
+class TcpStoreServer : NoCopy {
  public:
   explicit TcpStoreServer(const TcpStoreServerOptions& options);
   ~TcpStoreServer();
-  TcpStoreServer(const TcpStoreServer&) = delete;
-  TcpStoreServer& operator=(const TcpStoreServer&) = delete;
 
   int port() const;
 

@@ -11,6 +11,7 @@
 
 #include "runtime/exec/backend.h"
 #include "runtime/op/core/tensor.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -19,14 +20,12 @@ namespace sherd {
 void check_may_read(const Tensor& tensor, std::string_view what);
 
 /// A queue of reads, each with a function that takes its values, in the order of the calls. One rank, one thread.
-class HostReads {
+class HostReads : NoCopy {
  public:
   using Consumer = std::function<void(std::span<const double> values)>;
 
   /// More than `max_in_flight` reads wait for the oldest: the host is never further ahead of the device.
   explicit HostReads(std::size_t max_in_flight = 4) : max_in_flight_(max_in_flight) {}
-  HostReads(const HostReads&) = delete;
-  HostReads& operator=(const HostReads&) = delete;
 
   /// Starts to read plain one-element tensors (those of the host are read now); `use` gets their values in this order,
   /// in a later call of push(), poll() or finish(). Those throw what `use` throws, and what failed on the device: that

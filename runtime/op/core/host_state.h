@@ -21,19 +21,17 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/attrs/attr_kind.h"
 #include "runtime/op/core/capture_sink.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
 /// The fields of one object, on the rank that has made it. Fields seen by a guard become settings of recordings (see
 /// StepSetting) called "blocks.3.drop training", when they are first read by one or a program asks for them.
-class StateCells {
+class StateCells : NoCopy {
  public:
   /// `label` is what messages call the object now; it is asked for when a setting is made, and never during
   /// construction.
   using Label = std::string (*)(const void* owner);
-
-  StateCells(const StateCells&) = delete;
-  StateCells& operator=(const StateCells&) = delete;
 
   /// The setting of the field of that name, as the step_names.h of its rank knows it; null unless a guard sees it.
   std::shared_ptr<const StepSetting> setting(std::size_t field) const;

@@ -5,17 +5,16 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/op/core/living.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
 namespace {
 
 // State of the rank context.
-struct KnownNames {
+struct KnownNames : NoCopy {
   KnownNames() { RankContext::current().storage_name = &name_of; }  // messages of lower layers say the names
   ~KnownNames() { RankContext::current().storage_name = nullptr; }
-  KnownNames(const KnownNames&) = delete;
-  KnownNames& operator=(const KnownNames&) = delete;
   Living<std::string, NamedStorage> storages;
   Living<std::uint64_t, NamedStorage> storages_by_id;
   Living<std::string, StepSetting> settings;

@@ -2,16 +2,15 @@
 // The span of one op call, with the shapes it was called on.
 #include "runtime/exec/trace.h"
 #include "runtime/op/core/dispatch.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
 /// From construction to destruction; only while the rank's thread records a trace. Samples memory at its end.
-class OpSpan {
+class OpSpan : NoCopy {
  public:
   explicit OpSpan(const OpCall& call);
   ~OpSpan();
-  OpSpan(const OpSpan&) = delete;
-  OpSpan& operator=(const OpSpan&) = delete;
   /// The op's kernels are queued: waits for them if the trace asks for that. Throws what failed on the device.
   void queued();
 
