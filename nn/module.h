@@ -17,6 +17,7 @@
 #include "nn/module_state.h"
 #include "nn/tensor_map.h"
 #include "runtime/autograd/slot.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::nn {
 
@@ -54,12 +55,10 @@ class Buffer final : public Slot {
   operator const Tensor&() const { return value(); }  // NOLINT
 };
 
-class Module {
+class Module : NoCopy {
  public:
   Module();
   virtual ~Module() = default;
-  Module(const Module&) = delete;
-  Module& operator=(const Module&) = delete;
 
   /// Own name within the parent ("" for a root) and the full path "blocks.3.mlp".
   const std::string& name() const { return name_; }
@@ -134,12 +133,10 @@ class Module {
   Buffer& add_buffer(std::string name, const Tensor& value);
 
   /// Runs hooks and sets the module path around a forward.
-  class ForwardScope {
+  class ForwardScope : NoCopy {
    public:
     explicit ForwardScope(Module& module);
     ~ForwardScope();
-    ForwardScope(const ForwardScope&) = delete;
-    ForwardScope& operator=(const ForwardScope&) = delete;
     void finish(const std::function<void(const TensorVisitor&)>& visit_outputs);
     /// The hooks' maps of tensors, composed; null if no hook maps any.
     const TensorMap* input_map();

@@ -11,6 +11,7 @@
 #include "runtime/exec/purpose.h"
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/no_copy.h"
 #include "runtime/tensor/quantity.h"
 
 namespace sherd::nn {
@@ -65,7 +66,7 @@ class OutputWatch final : public ModuleHook {
 };
 
 /// The same hook on every module of a tree.
-class Attached {
+class Attached : NoCopy {
  public:
   Attached(Module& model, std::shared_ptr<ModuleHook> hook) : model_(model), hook_(std::move(hook)) {
     model_.for_each_module([&](Module& m) { m.add_hook(hook_); });
@@ -73,8 +74,6 @@ class Attached {
   ~Attached() {
     model_.for_each_module([&](Module& m) { m.remove_hook(*hook_); });
   }
-  Attached(const Attached&) = delete;
-  Attached& operator=(const Attached&) = delete;
 
  private:
   Module& model_;

@@ -8,6 +8,7 @@
 #include "nn/init.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/op/core/host_state.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::nn {
 
@@ -51,12 +52,10 @@ const DrawnBy& drawn_by();
 /// The same while it lives, for the part of a step's work that has this number: rows count their calls from its
 /// beginning. May be within a captured step. The number is the same on all ranks, and says which part, of how many, a
 /// rank has.
-class BatchPartScope {
+class BatchPartScope : NoCopy {
  public:
   BatchPartScope(const BatchPart& part, std::int64_t number);
   ~BatchPartScope();
-  BatchPartScope(const BatchPartScope&) = delete;
-  BatchPartScope& operator=(const BatchPartScope&) = delete;
 
  private:
   DrawnBy outer_;
@@ -78,12 +77,9 @@ void take_back_random_calls(bool is_update_of_all);
 
 /// How often one random row of a module was called within the step. It counts in a slot, so a captured step draws what
 /// the eager one does.
-class RandomCalls {
+class RandomCalls : NoCopy {
  public:
-  RandomCalls() = default;
   ~RandomCalls();
-  RandomCalls(const RandomCalls&) = delete;
-  RandomCalls& operator=(const RandomCalls&) = delete;
   /// 0-d i64 on `device`: what the next call puts into its row's counter, made of the step and the calls before it. On
   /// the meta device nothing is counted.
   Tensor next(Device device);

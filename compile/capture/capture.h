@@ -14,19 +14,18 @@
 #include "compile/ir/graph.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/core/capture_sink.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
 /// While it lives, all op calls of this thread are recorded. Reading a tensor's values, a hook that is not marked
 /// capturable, or a step on the meta device raise Error from where they happen.
-class Recorder final : public CaptureSink {
+class Recorder final : public CaptureSink, NoCopy {
  public:
   /// Arguments must carry no autograd history. `others`: leaves of slots that another thread has made and the step may
   /// use, as met() of an earlier recording says. Error inside another recording.
   explicit Recorder(std::span<const Tensor> arguments, std::span<const NodeRef> others = {});
   ~Recorder();
-  Recorder(const Recorder&) = delete;
-  Recorder& operator=(const Recorder&) = delete;
 
   /// Ends the recording. The step returns `results`, which may be undefined, views, arguments or slots' tensors.
   ir::Graph finish(std::span<const Tensor> results);

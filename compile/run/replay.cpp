@@ -9,6 +9,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/core/dispatch.h"
 #include "runtime/op/rows/wait_attrs.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -17,7 +18,7 @@ using ir::GraphNode, ir::TensorRef, ir::ValueKind;
 }  // namespace
 
 // Cleans up however a run ends.
-class Interpreter::Running {
+class Interpreter::Running : NoCopy {
  public:
   explicit Running(Interpreter& interpreter)
       : interpreter_(interpreter),
@@ -29,8 +30,6 @@ class Interpreter::Running {
     if (!finished_ && !interpreter_.handles_.empty()) interpreter_.let_go(interpreter_.at_);
     for (Ref<Storage>& storage : interpreter_.storages_) storage = {};
   }
-  Running(const Running&) = delete;
-  Running& operator=(const Running&) = delete;
   void finish() { finished_ = true; }
   /// Called first: it releases peers that wait for the rest of the step, so that work in flight ends.
   void abandon(std::string_view reason) noexcept {

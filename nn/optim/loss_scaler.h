@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "nn/optim/optimizer.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::nn {
 
@@ -22,7 +23,7 @@ namespace sherd::nn {
 ///
 /// Where the scales are powers of two, a step that is not skipped gives the bits of the step without a scaler, as long
 /// as no gradient under- or overflows.
-class LossScaler {
+class LossScaler : NoCopy {
  public:
   /// The defaults are those of PyTorch's GradScaler, which has no smallest scale.
   struct Options {
@@ -41,8 +42,6 @@ class LossScaler {
   explicit LossScaler(const Options& options);
   LossScaler() : LossScaler(Options()) {}
   ~LossScaler();
-  LossScaler(const LossScaler&) = delete;
-  LossScaler& operator=(const LossScaler&) = delete;
 
   /// loss x scale, at least f32, to call backward() on; loss: any layout but Partial. Moves the state to the loss's
   /// device the first time. Gradients of the tensors behind it are scaled until the optimizer has stepped.

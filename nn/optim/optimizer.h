@@ -8,6 +8,7 @@
 
 #include "nn/module.h"
 #include "nn/optim/offloaded_state.h"
+#include "runtime/tensor/no_copy.h"
 #include "runtime/tensor/small_vec.h"
 
 namespace sherd::nn {
@@ -56,11 +57,9 @@ class StepInPieces;
 /// Base of AdamW and Sgd, which are its rule. Build it after fully_shard: state has the layout of the parameters
 /// between steps, and their device. Learning rate, step and gradient scale are 0-d tensors there, so a captured step
 /// follows their changes.
-class Optimizer : private UpdateRule {
+class Optimizer : private UpdateRule, NoCopy {
  public:
   virtual ~Optimizer();
-  Optimizer(const Optimizer&) = delete;
-  Optimizer& operator=(const Optimizer&) = delete;
 
   /// Updates every parameter that has a gradient, in place, then resets the gradient scale. Of parameters that
   /// fully_shard has gathered it updates the shard and drops what is gathered; during a backward pass, from a gradient

@@ -5,19 +5,18 @@
 
 #include "nn/module.h"
 #include "nn/parallel/partial_gradients.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::nn {
 
 /// Partial(sum) gradients of replicated parameters are reduced at the end of the pass, see partial_gradients.h; every
 /// other gradient is redistributed to the parameter's layout when it arrives. Passes accumulate.
-class DistributedSink final : public GradSink {
+class DistributedSink final : public GradSink, NoCopy {
  public:
   /// Becomes the sink of `parameters`, which are distributed over `mesh`, a mesh of one axis.
   DistributedSink(const DeviceMesh& mesh, const std::vector<Parameter*>& parameters);
   /// Parameters that still have this sink get the default one.
   ~DistributedSink();
-  DistributedSink(const DistributedSink&) = delete;
-  DistributedSink& operator=(const DistributedSink&) = delete;
 
   Destination destination(Slot& slot) override;
   void wrote(Slot&) override {}

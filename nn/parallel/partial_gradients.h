@@ -11,20 +11,19 @@
 
 #include "dtensor/spec.h"
 #include "runtime/autograd/slot.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::nn {
 
 /// The Partial gradients of a rank's running backward pass over one mesh axis. A sink that calls add() also calls
 /// discard() from its abandon().
-class PartialGradients final : public std::enable_shared_from_this<PartialGradients> {
+class PartialGradients final : public std::enable_shared_from_this<PartialGradients>, NoCopy {
  public:
   /// The instance of this rank for a mesh of one axis, shared so that a pass has one reduction. Lives as long as its
   /// holders.
   static std::shared_ptr<PartialGradients> of(const DeviceMesh& mesh);
 
   explicit PartialGradients(const DeviceMesh& mesh) : mesh_(mesh) {}
-  PartialGradients(const PartialGradients&) = delete;
-  PartialGradients& operator=(const PartialGradients&) = delete;
 
   /// Takes this rank's partial gradient of `slot`: a plain tensor, whose sum over the axis is the local tensor of a
   /// gradient of global `shape` in `layout`. Values of one slot accumulate. At the end of the pass, after callbacks

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/no_copy.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/child.h"
 #include "tools/bench/models.h"
@@ -34,7 +35,7 @@ const LossCase kCases[] = {
 };
 
 // Where both sides find the start; a large model's has gigabytes.
-class Folder {
+class Folder : NoCopy {
  public:
   Folder() {
     path_ = (std::filesystem::temp_directory_path() / "sherd-loss-XXXXXX").string();
@@ -44,8 +45,6 @@ class Folder {
     std::error_code ignored;
     std::filesystem::remove_all(path_, ignored);
   }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
   const std::string& path() const { return path_; }
 
  private:

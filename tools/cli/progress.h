@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "runtime/tensor/no_copy.h"
 #include "tools/train/metrics.h"
 
 namespace sherd {
@@ -25,7 +26,7 @@ std::string format_duration(double seconds);
 
 /// On a terminal one line that is redrawn in place, at most ten times a second; elsewhere a plain line every five
 /// seconds. The first and the last step always show.
-class Progress {
+class Progress : NoCopy {
  public:
   using Clock = std::chrono::steady_clock;
 
@@ -33,8 +34,6 @@ class Progress {
   Progress(std::FILE* out, bool is_terminal) : out_(out), is_terminal_(is_terminal) {}
   /// Ends the redrawn line, so that what follows starts on a line of its own.
   ~Progress();
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
 
   /// Called after every step. Fills in the time left, from the mean step since the second call: the first step of a run
   /// (page faults, recording) is slower than the rest.

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/no_copy.h"
 #include "tools/launch/process_tree.h"
 #include "tools/launch/spawn.h"
 
@@ -22,7 +23,7 @@ constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1};
 
 /// This process as the outer one: SIGCHLD and the signals to pass on are blocked, those left out that it ignores
 /// (nohup), and orphans become its children. All of it is undone.
-class OuterProcess {
+class OuterProcess : NoCopy {
  public:
   OuterProcess() : was_subreaper_(set_subreaper(true)) {
     ::sigemptyset(&set_);
@@ -43,8 +44,6 @@ class OuterProcess {
     ::sigaction(SIGCHLD, &child_before_, nullptr);
     ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
   }
-  OuterProcess(const OuterProcess&) = delete;
-  OuterProcess& operator=(const OuterProcess&) = delete;
 
   int wait() const {
     int signal;

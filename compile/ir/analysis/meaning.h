@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "compile/ir/analysis/version.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::ir {
 
@@ -25,12 +26,10 @@ struct Meaning {
   friend bool operator==(const Meaning&, const Meaning&) = default;
 };
 
-class Meanings {
+class Meanings : NoCopy {
  public:
   /// The program outlives it and stays as it is. Linear.
   explicit Meanings(const Program& program);
-  Meanings(const Meanings&) = delete;
-  Meanings& operator=(const Meanings&) = delete;
 
   Meaning of(VersionId id) const { return of_version_[static_cast<std::size_t>(id)]; }
   /// What a use reads, as a tensor; of a write, what it finds there.

@@ -6,19 +6,18 @@
 #include <string>
 
 #include "nn/checkpoint/format/block_sums.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::ckpt {
 
 /// Bytes go to `path`.partial; commit() makes them durable and renames. Without commit() the partial file is
 /// removed and an older file at `path` stays as it is. Errors name the file, the reason and the bytes written.
-class AtomicFile {
+class AtomicFile : NoCopy {
  public:
   /// `expected_bytes` is what the caller means to write in all; error messages compare with it. `hasher`, if there is
   /// one, is told of all bytes.
   AtomicFile(std::string path, std::int64_t expected_bytes, BlockHasher* hasher = nullptr);
   ~AtomicFile();
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
 
   void write(std::span<const std::byte> bytes);
   /// Bytes written so far: where the next one goes.

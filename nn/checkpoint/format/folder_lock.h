@@ -3,20 +3,19 @@
 #include <string>
 
 #include "runtime/os/descriptor.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::ckpt {
 
 /// Holds DIR/lock for as long as it lives; the system lets go of it when the process ends, however it ends. Makes the
 /// folder if there is none. On file systems without locks it holds nothing, and says so on stderr.
-class FolderLock {
+class FolderLock : NoCopy {
  public:
   /// `holder` is what others who want the folder read: who uses it. Throws Error naming the folder, and its holder if
   /// another process, or another FolderLock of this one, has it.
   FolderLock(const std::string& dir, const std::string& holder);
   /// Removes the file.
   ~FolderLock();
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
 
   /// Tells the folder from others of its name, on this host: where a disk is gone, or another is mounted over it, the
   /// name leads to nothing or to another folder.

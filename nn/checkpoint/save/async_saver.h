@@ -17,19 +17,18 @@
 #include "nn/checkpoint/save/snapshot.h"
 #include "nn/checkpoint/training_state.h"
 #include "runtime/memory/event.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::nn {
 
 inline constexpr std::string_view kSaveQueue = "save";
 
-class AsyncSaver {
+class AsyncSaver : NoCopy {
  public:
   /// Saves on the ranks of `group`, which outlives the saver.
   explicit AsyncSaver(ProcessGroup& group);
   /// Gives up a save in flight: only poll() and finish() commit it. Waits until this rank no longer writes.
   ~AsyncSaver();
-  AsyncSaver(const AsyncSaver&) = delete;
-  AsyncSaver& operator=(const AsyncSaver&) = delete;
 
   /// Takes the memory for copies of what this rank saves of `state`, in the account "communication", and keeps it: so a
   /// run that has too little ends before it trains. Nothing for what lies on a device or in a file. Local. OutOfMemory

@@ -17,6 +17,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/queue.h"
 #include "runtime/os/settings.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::cuda {
 
@@ -33,7 +34,7 @@ void refuse_in_recording(const Context& context, const char* what) {
 
 }  // namespace
 
-class PinnedRead final : public HostRead {
+class PinnedRead final : public HostRead, NoCopy {
  public:
   PinnedRead(Context& context, PinnedBlock block) : context_(&context), block_(block), queued_(context.log().queued()) {
     context.pinned_pool().reads().push_back(this);
@@ -46,8 +47,6 @@ class PinnedRead final : public HostRead {
       PinnedPool::destroy(block_);
     }
   }
-  PinnedRead(const PinnedRead&) = delete;
-  PinnedRead& operator=(const PinnedRead&) = delete;
   bool is_ready() override {
     if (!context_) return true;
     context_->log().throw_if_lost();

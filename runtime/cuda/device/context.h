@@ -13,6 +13,7 @@
 #include "runtime/exec/backend.h"
 #include "runtime/memory/device_allocator.h"
 #include "runtime/op/core/op.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::cuda {
 
@@ -21,12 +22,10 @@ class Blas;
 class EventPool;
 class Faults;
 
-class Context final : public DeviceContext {
+class Context final : public DeviceContext, NoCopy {
  public:
   explicit Context(int index);
   ~Context() override;
-  Context(const Context&) = delete;
-  Context& operator=(const Context&) = delete;
 
   Device device() const override { return Device::cuda(static_cast<std::uint8_t>(index_)); }
   std::string describe() const override;
@@ -92,12 +91,10 @@ inline Context& context_of(const KernelCall& call) {
 }
 
 /// Device memory for the kernels that are queued while this lives: later work of the queue may reuse it at once.
-class Workspace {
+class Workspace : NoCopy {
  public:
   Workspace(Context& context, std::int64_t bytes);
   ~Workspace();
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
   std::byte* data() const { return data_; }
   std::int64_t bytes() const { return bytes_; }
   template <class T>

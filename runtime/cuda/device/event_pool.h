@@ -7,15 +7,15 @@
 
 #include <cuda_runtime_api.h>
 
+#include "runtime/tensor/no_copy.h"
+
 namespace sherd::cuda {
 
 /// Made on the rank's thread, used from any.
-class EventPool {
+class EventPool : NoCopy {
  public:
   explicit EventPool(int device) : device_(device), owner_(std::this_thread::get_id()) {}
   ~EventPool();
-  EventPool(const EventPool&) = delete;
-  EventPool& operator=(const EventPool&) = delete;
 
   /// An event without times; a thread that waits for it sleeps, because the ranks need the cores.
   cudaEvent_t take();

@@ -15,6 +15,7 @@
 
 #include "runtime/cuda/device/device.h"
 #include "runtime/op/core/op.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::cuda {
 
@@ -67,11 +68,9 @@ __device__ inline void report_fault(const FaultSink& sink, std::int64_t position
 }
 
 /// The record of one context.
-class Faults {
+class Faults : NoCopy {
  public:
   explicit Faults(cudaStream_t stream);
-  Faults(const Faults&) = delete;
-  Faults& operator=(const Faults&) = delete;
 
   /// For the kernels of one call of `row`; `what` is a literal that names the value: "index", "target".
   FaultSink sink(const Op& row, const char* what) { return {record_.get(), &host_->found, ++order_, &row, what}; }

@@ -10,13 +10,14 @@
 #include "runtime/cuda/device/memory.h"
 #include "runtime/exec/context.h"
 #include "runtime/os/settings.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::cuda {
 
 namespace {
 
 // Ends a capture that an exception leaves open; CUDA hands back no graph then.
-class Capture {
+class Capture : NoCopy {
  public:
   explicit Capture(cudaStream_t stream) : stream_(stream) {
     // Relaxed: the allocator may map a segment meanwhile. What would wait for the stream is refused all the same.
@@ -29,8 +30,6 @@ class Capture {
     if (graph) (void)cudaGraphDestroy(graph);
     (void)cudaGetLastError();
   }
-  Capture(const Capture&) = delete;
-  Capture& operator=(const Capture&) = delete;
   cudaGraph_t end() {
     open_ = false;
     cudaGraph_t graph = nullptr;

@@ -9,6 +9,7 @@
 
 #include "runtime/exec/backend.h"
 #include "runtime/memory/accounting.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 class DeviceAllocator;
@@ -20,12 +21,10 @@ class Context;
 
 /// Memory of the temporaries of all graphs of a context. They are dead between two launches on one stream, so graphs
 /// share it; what a step hands out is copied. Segments stay until the last graph has gone.
-class GraphMemory {
+class GraphMemory : NoCopy {
  public:
   GraphMemory(int device, cudaStream_t stream, std::shared_ptr<std::uint64_t> num_fills);
   ~GraphMemory();
-  GraphMemory(const GraphMemory&) = delete;
-  GraphMemory& operator=(const GraphMemory&) = delete;
   DeviceAllocator& pool() { return *pool_; }
   /// Graphs that use it come or go.
   void add(int graphs);
@@ -43,13 +42,11 @@ class GraphMemory {
 class Graph;
 
 /// All graphs of a context.
-class Graphs {
+class Graphs : NoCopy {
  public:
   /// `num_fills` counts what their memory puts on the stream.
   Graphs(Context& context, std::shared_ptr<std::uint64_t> num_fills)
       : context_(context), num_fills_(std::move(num_fills)) {}
-  Graphs(const Graphs&) = delete;
-  Graphs& operator=(const Graphs&) = delete;
   /// Records what `work` queues on the context's stream. Throws what `work` throws, or Error if CUDA refuses; then
   /// nothing was recorded and the context is as before.
   std::unique_ptr<DeviceGraph> record(const std::function<void()>& work);
@@ -68,12 +65,10 @@ class Graphs {
   std::vector<Graph*> list_;  // those that live
 };
 
-class Graph final : public DeviceGraph {
+class Graph final : public DeviceGraph, NoCopy {
  public:
   explicit Graph(Graphs& of);
   ~Graph() override;
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
   void launch() override;
   std::int64_t num_nodes() const override { return num_nodes_; }
   std::int64_t reserved_bytes() const override;

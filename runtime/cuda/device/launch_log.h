@@ -14,6 +14,7 @@
 #include <cuda_runtime_api.h>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 struct Op;
@@ -25,12 +26,10 @@ namespace sherd::cuda {
 bool is_lasting(cudaError_t status);
 
 /// One per context, used on the rank's thread and ended there.
-class LaunchLog {
+class LaunchLog : NoCopy {
  public:
   explicit LaunchLog(int device) : device_(device) {}
   ~LaunchLog();
-  LaunchLog(const LaunchLog&) = delete;
-  LaunchLog& operator=(const LaunchLog&) = delete;
   void set_stream(cudaStream_t stream) { stream_ = stream; }
 
   /// The log of the context that this thread used last; null if that has ended, or there was none.

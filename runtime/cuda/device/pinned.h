@@ -9,6 +9,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "runtime/tensor/no_copy.h"
+
 namespace sherd::cuda {
 
 /// Pinned memory, not initialised; freed with its last handle, which waits for the device.
@@ -25,11 +27,8 @@ struct PinnedBlock {
 };
 
 /// One per context, used on the rank's thread only.
-class PinnedPool {
+class PinnedPool : NoCopy {
  public:
-  PinnedPool() = default;
-  PinnedPool(const PinnedPool&) = delete;
-  PinnedPool& operator=(const PinnedPool&) = delete;
   ~PinnedPool();  ///< nothing may be in flight
 
   /// A block of at least `bytes`. Waits only while kMaxInFlight blocks are in flight.

@@ -7,6 +7,7 @@
 #include "runtime/cuda/device/check.h"
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/device/event_pool.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::cuda {
 
@@ -30,7 +31,7 @@ WaitValue find_wait_value() {
   return reinterpret_cast<WaitValue>(function);
 }
 
-class EventMark final : public DeviceMark {
+class EventMark final : public DeviceMark, NoCopy {
  public:
   EventMark(std::shared_ptr<EventPool> events, cudaStream_t stream)
       : events_(std::move(events)), event_(events_->take()) {
@@ -39,8 +40,6 @@ class EventMark final : public DeviceMark {
     check(status, "recording an event");
   }
   ~EventMark() override { events_->give_back(event_); }
-  EventMark(const EventMark&) = delete;
-  EventMark& operator=(const EventMark&) = delete;
 
   bool is_reached() override {
     events_->enter();

@@ -20,20 +20,19 @@
 #include <cuda_runtime_api.h>
 
 #include "runtime/exec/backend.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::cuda {
 
 class Context;
 
-class Stream final : public DeviceStream {
+class Stream final : public DeviceStream, NoCopy {
  public:
   /// Over a stream of the context's, which stays its own.
   Stream(Context& context, cudaStream_t stream) : context_(context), stream_(stream), is_own_(false) {}
   /// Over a stream of its own, whose work goes first where it competes with compute: it is little, and awaited.
   explicit Stream(Context& context);
   ~Stream() override;
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
 
   std::shared_ptr<DeviceMark> mark() override;
   void wait(const DeviceMark& mark) override;

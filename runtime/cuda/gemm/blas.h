@@ -7,6 +7,7 @@
 #include <cublasLt.h>
 
 #include "runtime/cuda/device/check.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::cuda {
 
@@ -26,12 +27,10 @@ BlasOptions requested_blas_options();
 /// How products choose their algorithms, for `sherd info`. Never throws.
 std::string describe_matmul();
 
-class Blas {
+class Blas : NoCopy {
  public:
   Blas(Context& context, const BlasOptions& options);
   ~Blas();
-  Blas(const Blas&) = delete;
-  Blas& operator=(const Blas&) = delete;
   cublasLtHandle_t handle() const { return handle_; }
   /// One for all products of the context, which run one after another. It stays where it is, so recorded graphs may
   /// hold its address.

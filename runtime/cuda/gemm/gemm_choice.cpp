@@ -5,6 +5,7 @@
 
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/gemm/blas.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::cuda {
 
@@ -16,12 +17,10 @@ constexpr float kRoundMilliseconds = 2;  // of one candidate: long enough for a 
 constexpr int kMaxLaunches = 20;
 constexpr float kGain = 0.98f;  // below this share of the favourite's time another is worth it; less is noise
 
-class Timer {
+class Timer : NoCopy {
  public:
   Timer() { check(cudaEventCreate(&event_), "creating an event"); }
   ~Timer() { (void)cudaEventDestroy(event_); }
-  Timer(const Timer&) = delete;
-  Timer& operator=(const Timer&) = delete;
   void record(cudaStream_t stream) { check(cudaEventRecord(event_, stream), "recording an event"); }
   float milliseconds_until(const Timer& later) const {
     float elapsed = 0;

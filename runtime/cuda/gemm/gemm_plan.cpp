@@ -10,6 +10,7 @@
 
 #include "runtime/cuda/gemm/blas.h"
 #include "runtime/cuda/gemm/gemm.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::cuda {
 
@@ -51,12 +52,10 @@ void set(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribut
 }
 
 // What heuristics are asked to keep to.
-class Preference {
+class Preference : NoCopy {
  public:
   Preference() { check(cublasLtMatmulPreferenceCreate(&preference_), "creating a preference of cuBLASLt"); }
   ~Preference() { (void)cublasLtMatmulPreferenceDestroy(preference_); }
-  Preference(const Preference&) = delete;
-  Preference& operator=(const Preference&) = delete;
   template <class T>
   void set(cublasLtMatmulPreferenceAttributes_t attribute, const T& value) {
     check(cublasLtMatmulPreferenceSetAttribute(preference_, attribute, &value, sizeof value), "setting a preference");

@@ -14,17 +14,15 @@
 #include <vector>
 
 #include "runtime/op/unit/unit.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::nn {
 
 /// A gather of the user's. `shards` and `full` are the unit's buffers, u8, laid out as `unit` says; `full` may have no
 /// bytes. All ranks of the unit issue the same collectives.
-class UnitGather {
+class UnitGather : NoCopy {
  public:
-  UnitGather() = default;
   virtual ~UnitGather() = default;
-  UnitGather(const UnitGather&) = delete;
-  UnitGather& operator=(const UnitGather&) = delete;
 
   /// Submits what may overlap with compute. Not called again before finish() or cancel().
   virtual void start(const UnitLayout& unit, const Tensor& shards, const Tensor& full) = 0;

@@ -17,10 +17,14 @@
 #include "nn/parallel/shard/unit/unit_listener.h"
 #include "nn/parallel/shard/unit/unit_slots.h"
 #include "nn/shard_keeper.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::nn {
 
-class UnitBuffers final : public StorageOwner, public ShardKeeper, public std::enable_shared_from_this<UnitBuffers> {
+class UnitBuffers final : public StorageOwner,
+                          public ShardKeeper,
+                          public std::enable_shared_from_this<UnitBuffers>,
+                          NoCopy {
  public:
   /// Becomes the keeper of `parameters`, the pieces of `unit` in this order. Of existing values this rank keeps its
   /// rows; parameters on meta stay there until materialize(). Either all have values or none. `offload`: of the shards.
@@ -29,8 +33,6 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper, public std::e
   /// Whom to tell, until leave_to_tape().
   void set_unit(UnitListener& unit) { unit_ = &unit; }
   ~UnitBuffers() { slots_.leave(); }
-  UnitBuffers(const UnitBuffers&) = delete;
-  UnitBuffers& operator=(const UnitBuffers&) = delete;
 
   const UnitPieces& pieces() const { return pieces_; }
   const UnitLevels& levels() const { return levels_; }

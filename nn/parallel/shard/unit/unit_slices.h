@@ -15,6 +15,7 @@
 #include "nn/parallel/data_mesh.h"
 #include "runtime/op/core/step_names.h"
 #include "runtime/op/unit/unit_layout.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::nn {
 
@@ -23,14 +24,12 @@ namespace sherd::nn {
 /// unless k divides the axis, or if it is flattened from several.
 DeviceMesh split_for_slices(const DeviceMesh& data, int k);
 
-class UnitSlices {
+class UnitSlices : NoCopy {
  public:
   /// Slices of a unit of `data`, whose pieces are gathered to the layouts `gathered` (null: to plain tensors). `split`
   /// comes from split_for_slices(data, ...). Takes no memory yet.
   UnitSlices(const UnitLayout& unit, std::span<const Spec* const> gathered, DeviceMesh split);
   ~UnitSlices();
-  UnitSlices(const UnitSlices&) = delete;
-  UnitSlices& operator=(const UnitSlices&) = delete;
 
   /// Makes a place for them on `device`, without bytes. `owner` outlives this.
   void materialize(StorageOwner& owner, Device device);

@@ -1,5 +1,6 @@
 #pragma once
 #include "nn/parallel/shard/wrap/fully_shard.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::nn {
 
@@ -10,12 +11,10 @@ namespace sherd::nn {
 ///     if (m < micro_batches - 1) no_sync.emplace(model);
 ///     backward(model(batch(m)));
 ///   }
-class NoSync {
+class NoSync : NoCopy {
  public:
   explicit NoSync(Module& root) : root_(root) { units(root_).set_requires_gradient_sync(false); }
   ~NoSync() { units(root_).set_requires_gradient_sync(true); }
-  NoSync(const NoSync&) = delete;
-  NoSync& operator=(const NoSync&) = delete;
 
  private:
   Module& root_;

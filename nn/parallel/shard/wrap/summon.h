@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "nn/module.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::nn {
 
@@ -30,7 +31,7 @@ namespace sherd::nn {
 /// While it lives, a forward or unshard() of these units is an Error; at the end, with write_back, a shard that was
 /// written in between (by an optimizer or a load), or another tensor in the slot. Of modules that were destroyed in
 /// between nothing is written back.
-class FullParameters {
+class FullParameters : NoCopy {
  public:
   struct Options {
     bool recurse = true;      ///< the units of modules below too; off: of parameters the module itself names
@@ -40,8 +41,6 @@ class FullParameters {
   FullParameters(Module& module, const Options& options);
   /// close(), where that was not called.
   ~FullParameters() noexcept(false);
-  FullParameters(const FullParameters&) = delete;
-  FullParameters& operator=(const FullParameters&) = delete;
 
   /// Ends it: writes back if asked to, and value() is the shard again. No-op the second time.
   void close();

@@ -10,10 +10,11 @@
 #include "nn/parallel/shard/reduce/route_run.h"
 #include "nn/parallel/shard/unit/policy.h"
 #include "nn/parallel/shard/wrap/unit_members.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::nn {
 
-class Unit final : private UnitListener {
+class Unit final : private UnitListener, NoCopy {
  public:
   /// Runs something once at the end of every backward pass in which somebody expects it. Shared by those who do.
   class BackwardEnd final : public std::enable_shared_from_this<BackwardEnd> {
@@ -34,8 +35,6 @@ class Unit final : private UnitListener {
 
   Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& policy);
   ~Unit() { buffers.leave_to_tape(data); }
-  Unit(const Unit&) = delete;
-  Unit& operator=(const Unit&) = delete;
 
   DataMesh data;
   const std::vector<ParameterTypes> types;  ///< of its pieces
