@@ -17,6 +17,7 @@
 #include "compile/run/agree_prices.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/for_scope.h"
 
 namespace sherd {
 
@@ -45,22 +46,11 @@ std::int64_t cache_bytes() {
 }
 
 // Nothing that this thread runs is recorded or traced.
-class Unseen {
- public:
-  Unseen() = default;
-  ~Unseen() {
-    context_.trace = trace_;
-    context_.memory_log = log_;
-    context_.capture = capture_;
-  }
-  Unseen(const Unseen&) = delete;
-  Unseen& operator=(const Unseen&) = delete;
-
- private:
-  RankContext& context_ = RankContext::current();
-  Trace* const trace_ = std::exchange(context_.trace, nullptr);
-  MemoryLog* const log_ = std::exchange(context_.memory_log, nullptr);
-  CaptureSink* const capture_ = std::exchange(context_.capture, nullptr);
+struct Unseen {
+  RankContext& context = RankContext::current();
+  ForScope<Trace*> trace{&context.trace, nullptr};
+  ForScope<MemoryLog*> log{&context.memory_log, nullptr};
+  ForScope<CaptureSink*> capture{&context.capture, nullptr};
 };
 
 // What a program says of memory.

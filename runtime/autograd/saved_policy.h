@@ -2,10 +2,10 @@
 // In which form the tape keeps the bytes it saves: by a handle, unless a policy packs them (on the host, in a file,
 // compressed). Which bytes it saves is another matter, see segment.h.
 #include <memory>
-#include <utility>
 
 #include "runtime/autograd/saved_tensor.h"
 #include "runtime/op/core/tape_modes.h"
+#include "runtime/tensor/for_scope.h"
 
 namespace sherd {
 
@@ -23,15 +23,10 @@ class SavedPolicy {
 /// other the innermost counts.
 class SavedScope {
  public:
-  explicit SavedScope(SavedPolicy& policy)
-      : modes_(tape_modes()), outer_(std::exchange(modes_.saved_policy, &policy)) {}
-  ~SavedScope() { modes_.saved_policy = outer_; }
-  SavedScope(const SavedScope&) = delete;
-  SavedScope& operator=(const SavedScope&) = delete;
+  explicit SavedScope(SavedPolicy& policy) : scope_(&tape_modes().saved_policy, &policy) {}
 
  private:
-  TapeModes& modes_;
-  SavedPolicy* const outer_;
+  const ForScope<SavedPolicy*> scope_;
 };
 
 }  // namespace sherd

@@ -3,9 +3,9 @@
 // from outside (and what the policy says), and backward computes results within it from that, each when a vjp first
 // reads it. The tape itself is complete: no module, hook or recording runs a second time.
 #include <cstdint>
-#include <utility>
 
 #include "runtime/op/core/tape_modes.h"
+#include "runtime/tensor/for_scope.h"
 
 namespace sherd {
 
@@ -31,33 +31,22 @@ class SegmentPolicy {
 /// row (not one of a distributed tensor) that would run again.
 class SegmentScope {
  public:
-  explicit SegmentScope(const SegmentPolicy& policy) : SegmentScope() {
-    modes_.segment_policy = &policy;
-    if (modes_.segment == 0) modes_.segment = RankContext::current().next_id();
-  }
-  ~SegmentScope() {
-    modes_.segment_policy = outer_policy_;
-    modes_.segment = outer_;
-  }
-  SegmentScope(const SegmentScope&) = delete;
-  SegmentScope& operator=(const SegmentScope&) = delete;
+  explicit SegmentScope(const SegmentPolicy& policy)
+      : SegmentScope(&policy, tape_modes().segment ? tape_modes().segment : RankContext::current().next_id()) {}
 
  protected:
-  SegmentScope() : modes_(tape_modes()), outer_policy_(modes_.segment_policy), outer_(modes_.segment) {}
-  TapeModes& modes_;
+  SegmentScope(const SegmentPolicy* policy, std::uint64_t segment)
+      : policy_(&tape_modes().segment_policy, policy), segment_(&tape_modes().segment, segment) {}
 
  private:
-  const SegmentPolicy* const outer_policy_;
-  const std::uint64_t outer_;
+  const ForScope<const SegmentPolicy*> policy_;
+  const ForScope<std::uint64_t> segment_;
 };
 
 /// What is called in such a scope belongs to no segment: communication that is not repeated, and what users do in it.
 class OutsideSegment : private SegmentScope {
  public:
-  OutsideSegment() {
-    modes_.segment_policy = nullptr;
-    modes_.segment = 0;
-  }
+  OutsideSegment() : SegmentScope(nullptr, 0) {}
 };
 
 }  // namespace sherd

@@ -4,6 +4,7 @@
 
 #include "runtime/os/allowed_cpus.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/for_scope.h"
 
 namespace sherd {
 namespace {
@@ -19,18 +20,6 @@ Context& context() {
   thread_local Context instance;
   return instance;
 }
-
-// Marks the caller for the length of a loop; a pool's other threads have threads() == 1 and need no mark.
-class Inside {
- public:
-  explicit Inside(Context& context) : context_(context) { context_.inside = true; }
-  ~Inside() { context_.inside = false; }
-  Inside(const Inside&) = delete;
-  Inside& operator=(const Inside&) = delete;
-
- private:
-  Context& context_;
-};
 
 std::unique_ptr<WorkerPool> make_pool(int threads) {
 #if SHERD_PLAIN_POOL  // Defined by the build under ThreadSanitizer; see worker_pool.h.
@@ -60,7 +49,7 @@ void detail::run_chunks(std::int64_t chunks, const ChunkBody& body) {
     return;
   }
   if (!current.pool) current.pool = make_pool(current.threads);
-  const Inside guard(current);
+  const ForScope inside(&current.inside, true);
   current.pool->run(chunks, body);
 }
 

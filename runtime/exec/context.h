@@ -13,6 +13,7 @@
 #include "runtime/exec/rank_register.h"
 #include "runtime/memory/event.h"
 #include "runtime/memory/rank_memory.h"
+#include "runtime/tensor/for_scope.h"
 #include "runtime/tensor/intrusive.h"
 
 namespace sherd {
@@ -115,26 +116,18 @@ class RankContext final : public RankMemory {
 /// Names the part of the step that runs for a scope.
 class PhaseScope {
  public:
-  explicit PhaseScope(StepPhase phase) : context_(RankContext::current()), outer_(context_.phase) {
-    context_.phase = phase;
-  }
-  ~PhaseScope() { context_.phase = outer_; }
-  PhaseScope(const PhaseScope&) = delete;
-  PhaseScope& operator=(const PhaseScope&) = delete;
+  explicit PhaseScope(StepPhase phase) : scope_(&RankContext::current().phase, phase) {}
 
  private:
-  RankContext& context_;
-  const StepPhase outer_;
+  const ForScope<StepPhase> scope_;
 };
 
 /// Makes a fresh context current on this thread for a scope: the body of a rank that is a thread, or of a ghost. Ghost
 /// ranks wait for nobody, so that one thread can be all of a job's ranks, one after the other.
-class RankScope {
+class RankScope : NoCopy {
  public:
   explicit RankScope(std::string rank_text = {}, RankOptions options = {});
   ~RankScope();
-  RankScope(const RankScope&) = delete;
-  RankScope& operator=(const RankScope&) = delete;
   RankContext& context() { return context_; }
 
  private:

@@ -15,6 +15,8 @@
 #include "runtime/exec/trace.h"
 #include "runtime/exec/work_times.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/for_scope.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -26,7 +28,7 @@ std::int64_t now() { return std::chrono::steady_clock::now().time_since_epoch() 
 
 // Adds the time of a wait to the rank's account; a wait inside a wait (work done inline that waits for another queue)
 // counts once.
-class WaitClock {
+class WaitClock : NoCopy {
  public:
   WaitClock(const Queue& queue, bool is_rank_thread)
       : context_(is_rank_thread ? RankContext::current_or_null() : nullptr) {
@@ -42,8 +44,6 @@ class WaitClock {
   }
   /// Whether this is a wait of the rank's thread, and not within another.
   bool counts() const { return context_ != nullptr; }
-  WaitClock(const WaitClock&) = delete;
-  WaitClock& operator=(const WaitClock&) = delete;
 
  private:
   RankContext* context_;
@@ -212,13 +212,12 @@ bool HostQueue::begin(const QueueWork& work, QueueItem& item) {
   if (!std::ranges::all_of(item.after, [](const auto& before) { return before.event.is_reached(); })) return false;
   bool has_begun = true;
   const PurposeScope purpose(item.purpose);
-  auto* const outer_skews = std::exchange(skews_of_item, &item.skews);  // this thread runs the item
+  const ForScope skews(&skews_of_item, &item.skews);  // this thread runs the item
   try {
     for (const auto& [event, wrote] : item.after)
       if (wrote) event.queue()->rethrow(event.sequence());
     work.begin();
   } catch (const std::exception&) { has_begun = false; }  // `run` meets it again, where its errors belong
-  skews_of_item = outer_skews;
   return has_begun;
 }
 

@@ -20,6 +20,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/memory/allocator.h"
+#include "runtime/tensor/for_scope.h"
 
 namespace sherd {
 
@@ -57,15 +58,13 @@ struct Refusal {
 };
 
 /// Watches one allocator from construction to destruction, on the rank's thread; one per rank at a time.
-class MemoryLog final : public AllocationWatcher {
+class MemoryLog final : public AllocationWatcher, NoCopy {
  public:
   /// Adds names to the blocks of a picture: asked when a picture is made, while what it shows may be alive.
   using Namer = std::function<void(MemoryPicture& picture)>;
 
   explicit MemoryLog(Allocator& allocator, Namer namer = {});
   ~MemoryLog();
-  MemoryLog(const MemoryLog&) = delete;
-  MemoryLog& operator=(const MemoryLog&) = delete;
 
   /// The moment at which most was held, the first of several.
   MemoryPicture peak() const { return picture_of(peak_); }
@@ -78,18 +77,10 @@ class MemoryLog final : public AllocationWatcher {
   /// The op that runs; see op/dispatch.cpp.
   class OpScope {
    public:
-    OpScope(MemoryLog* log, std::string_view op) : log_(log) {
-      if (log_) outer_ = std::exchange(log_->op_, op);
-    }
-    ~OpScope() {
-      if (log_) log_->op_ = outer_;
-    }
-    OpScope(const OpScope&) = delete;
-    OpScope& operator=(const OpScope&) = delete;
+    OpScope(MemoryLog* log, std::string_view op) : scope_(log ? &log->op_ : nullptr, op) {}
 
    private:
-    MemoryLog* const log_;
-    std::string_view outer_;
+    const ForScope<std::string_view> scope_;
   };
 
  private:

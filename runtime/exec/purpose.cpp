@@ -6,13 +6,11 @@ namespace {
 thread_local constinit Purpose current __attribute__((tls_model("initial-exec")));
 }  // namespace
 
-PurposeScope::PurposeScope(const char* function) : outer_(current) {
+PurposeScope::PurposeScope(const char* function) : scope_(&current, current) {
   if (current.function.empty()) current.function = function;
 }
 
-PurposeScope::PurposeScope(const Purpose& work) : outer_(current) { current = work; }
-
-PurposeScope::~PurposeScope() { current = outer_; }
+PurposeScope::PurposeScope(const Purpose& work) : scope_(&current, work) {}
 
 const Purpose& current_purpose() { return current; }
 

@@ -3,6 +3,8 @@
 // what its submitter was at.
 #include <string_view>
 
+#include "runtime/tensor/for_scope.h"
+
 namespace sherd {
 
 /// The views are literals, names of ops and interned paths.
@@ -19,12 +21,9 @@ class PurposeScope {
   explicit PurposeScope(const char* function);
   /// The purpose of work which this thread runs now.
   explicit PurposeScope(const Purpose& work);
-  ~PurposeScope();
-  PurposeScope(const PurposeScope&) = delete;
-  PurposeScope& operator=(const PurposeScope&) = delete;
 
  private:
-  const Purpose outer_;
+  const ForScope<Purpose> scope_;
 };
 
 /// Returns that of the calling thread.

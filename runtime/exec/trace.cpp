@@ -21,9 +21,7 @@ Trace::Trace(std::size_t max_spans)
   by_key_.reserve(kTexts);
 }
 
-TraceRecording::TraceRecording(Trace& trace)
-    : current_(RankContext::current().trace), outer_(std::exchange(current_, &trace)) {}
-TraceRecording::~TraceRecording() { current_ = outer_; }
+TraceRecording::TraceRecording(Trace& trace) : scope_(&RankContext::current().trace, &trace) {}
 
 std::int64_t Trace::now() {
   std::timespec t{};

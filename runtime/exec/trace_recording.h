@@ -7,6 +7,7 @@
 //     train();
 //   }
 //   file << trace_file({trace_events(trace, 0)}, {});  // trace_json.h
+#include "runtime/tensor/for_scope.h"
 
 namespace sherd {
 
@@ -16,13 +17,9 @@ class Trace;
 class TraceRecording {
  public:
   explicit TraceRecording(Trace& trace);
-  ~TraceRecording();
-  TraceRecording(const TraceRecording&) = delete;
-  TraceRecording& operator=(const TraceRecording&) = delete;
 
  private:
-  Trace*& current_;  // of the rank
-  Trace* const outer_;
+  const ForScope<Trace*> scope_;
 };
 
 }  // namespace sherd

@@ -88,12 +88,7 @@ std::string CommCounter::describe() const {
   return text + line("total", "", sum.calls, sum.bytes, "", "");
 }
 
-CommCause::CommCause(std::string_view op)
-    : counter_(innermost_counter()), outer_(counter_ ? std::exchange(counter_->cause_, op) : "") {}
-
-CommCause::~CommCause() {
-  if (counter_) counter_->cause_ = outer_;
-}
+CommCause::CommCause(std::string_view op) : cause_(innermost_counter() ? &innermost_counter()->cause_ : nullptr, op) {}
 
 void count_collective(const IssuedCollective& issued) {
   CommCounter* const innermost = innermost_counter();

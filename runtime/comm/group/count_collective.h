@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "runtime/comm/group/comm_counter.h"
+#include "runtime/tensor/for_scope.h"
 
 namespace sherd {
 
@@ -22,13 +23,9 @@ struct IssuedCollective {
 class CommCause {
  public:
   explicit CommCause(std::string_view op);
-  ~CommCause();
-  CommCause(const CommCause&) = delete;
-  CommCause& operator=(const CommCause&) = delete;
 
  private:
-  CommCounter* const counter_;
-  std::string_view outer_;
+  const ForScope<std::string_view> cause_;
 };
 
 /// Tells all counters in scope. On the rank's thread; costs a branch if there is none.

@@ -1,7 +1,5 @@
 #include "runtime/comm/group/subject.h"
 
-#include <utility>
-
 namespace sherd::comm {
 
 namespace {
@@ -10,12 +8,7 @@ thread_local constinit std::string_view innermost __attribute__((tls_model("init
 }  // namespace
 
 SubjectScope::SubjectScope(std::string_view subject, std::string_view part)
-    : outer_(std::exchange(innermost, subject)), outer_part_(std::exchange(innermost_part, part)) {}
-
-SubjectScope::~SubjectScope() {
-  innermost = outer_;
-  innermost_part = outer_part_;
-}
+    : subject_(&innermost, subject), part_(&innermost_part, part) {}
 
 std::string_view current_subject() { return innermost; }
 std::string_view current_part() { return innermost_part; }

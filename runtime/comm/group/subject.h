@@ -4,18 +4,17 @@
 // of equal shapes are told so instead of mixing them, and errors name the unit.
 #include <string_view>
 
+#include "runtime/tensor/for_scope.h"
+
 namespace sherd::comm {
 
 /// Both texts are borrowed until the scope ends. Scopes nest; the innermost counts.
 class SubjectScope {
  public:
   explicit SubjectScope(std::string_view subject, std::string_view part = {});
-  ~SubjectScope();
-  SubjectScope(const SubjectScope&) = delete;
-  SubjectScope& operator=(const SubjectScope&) = delete;
 
  private:
-  std::string_view outer_, outer_part_;
+  const ForScope<std::string_view> subject_, part_;
 };
 
 /// Empty outside of all scopes.

@@ -4,9 +4,6 @@
 
 namespace sherd {
 
-GradMode::GradMode(bool enabled) : outer_(RankContext::current().grad_enabled) {
-  RankContext::current().grad_enabled = enabled;
-}
-GradMode::~GradMode() { RankContext::current().grad_enabled = outer_; }
+GradMode::GradMode(bool enabled) : scope_(&RankContext::current().grad_enabled, enabled) {}
 
 }  // namespace sherd

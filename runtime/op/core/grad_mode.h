@@ -1,5 +1,6 @@
 #pragma once
 // Whether calls are put on the tape: a mode of the rank's thread.
+#include "runtime/tensor/for_scope.h"
 
 namespace sherd {
 
@@ -7,12 +8,9 @@ namespace sherd {
 class GradMode {
  public:
   explicit GradMode(bool enabled);
-  ~GradMode();
-  GradMode(const GradMode&) = delete;
-  GradMode& operator=(const GradMode&) = delete;
 
  private:
-  bool outer_;
+  const ForScope<bool> scope_;
 };
 
 }  // namespace sherd
