@@ -29,7 +29,7 @@ Style token_embedding_style(const TensorParallelOptions& options, bool tied_head
 }
 
 Style head_style(const TensorParallelOptions& options) {
-  ModuleLayout layout{.from = {Replicate(), Replicate()}, .inputs = {Replicate(), Replicate()}};
+  Style::Layout layout{.from = {Replicate(), Replicate()}, .inputs = {Replicate(), Replicate()}};
   if (options.loss_parallel) layout.parameters = {{"weight", Shard(0)}};
   return {.name = "head", .any = layout};
 }

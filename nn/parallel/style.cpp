@@ -13,21 +13,21 @@ Layouts Layouts::at(std::initializer_list<std::pair<std::size_t, Placement>> ent
   return layouts;
 }
 
-using Side = ModuleLayout::Side;
+using Side = Style::Layout::Side;
 
 namespace {
 /// A layout whose input is `input` unless that is given.
-ModuleLayout layout(Side side, const LayerPlacements& p, Placement input, std::optional<Placement> output) {
+Style::Layout layout(Side side, const Style::Around& p, Placement input, std::optional<Placement> output) {
   return {.side = side, .from = p.from.value_or(input), .inputs = p.input.value_or(input), .outputs = output};
 }
 }  // namespace
 
-Style colwise(const LayerPlacements& p) {
-  const ModuleLayout both = layout(Side::out, p, Replicate(), p.output);
+Style colwise(const Style::Around& p) {
+  const Style::Layout both = layout(Side::out, p, Replicate(), p.output);
   return {.name = "colwise", .linear = both, .embedding = both};
 }
 
-Style rowwise(const LayerPlacements& p) {
+Style rowwise(const Style::Around& p) {
   const Placement output = p.output.value_or(Replicate());
   return {.name = "rowwise",
           .linear = layout(Side::in, p, Shard(-1), output),
@@ -36,16 +36,16 @@ Style rowwise(const LayerPlacements& p) {
 
 Style sequence_parallel(int dim) {
   const Layouts first = Layouts::at({{0, Shard(dim)}});
-  return {.name = "sequence_parallel", .any = ModuleLayout{.from = first, .inputs = first}};
+  return {.name = "sequence_parallel", .any = Style::Layout{.from = first, .inputs = first}};
 }
 
-Style prepare_input(const PrepareInput& o) {
-  return {.name = "prepare_input", .any = ModuleLayout{.from = o.from, .inputs = o.to}};
+Style prepare_input(const Style::Input& o) {
+  return {.name = "prepare_input", .any = Style::Layout{.from = o.from, .inputs = o.to}};
 }
 
-Style prepare_output(const PrepareOutput& o) {
+Style prepare_output(const Style::Output& o) {
   return {.name = "prepare_output",
-          .any = ModuleLayout{.outputs_from = o.from, .outputs = o.to, .local_outputs = o.local}};
+          .any = Style::Layout{.outputs_from = o.from, .outputs = o.to, .local_outputs = o.local}};
 }
 
 }  // namespace sherd::nn

@@ -41,66 +41,64 @@ class Layouts {
   bool is_open_ = true;
 };
 
-/// A style's layouts for one kind of module.
-struct ModuleLayout {
-  /// Which of a layer's roles (nn/shardable.h) is sharded, beside the parameters named below.
-  enum class Side : std::uint8_t { none, out, in, vocabulary };
-  struct Cut {
-    std::string parameter;
-    Placement placement;
-    bool is_optional = false;  ///< a module without this parameter is fine: a bias
-  };
-  Side side = Side::none;
-  std::vector<Cut> parameters{};  ///< the module's own; all others are replicated
-  Layouts from{};                 ///< placements of plain inputs
-  Layouts inputs{};               ///< layouts to redistribute inputs to
-  Layouts outputs_from{};         ///< placements of plain results
-  Layouts outputs{};              ///< layouts to redistribute results to
-  bool local_outputs = false;     ///< return local tensors
-};
-
-/// A ModuleLayout per kind of module: a layer with input features is linear, one with a vocabulary an embedding, by
-/// what it says of itself (nn/shardable.h). Applying it to a module of another kind is an Error.
+/// A layout per kind of module: a layer with input features is linear, one with a vocabulary an embedding, by what it
+/// says of itself (nn/shardable.h). Applying it to a module of another kind is an Error.
 struct Style {
+  struct Layout {
+    /// Which of a layer's roles (nn/shardable.h) is sharded, beside the parameters named below.
+    enum class Side : std::uint8_t { none, out, in, vocabulary };
+    struct Cut {
+      std::string parameter;
+      Placement placement;
+      bool is_optional = false;  ///< a module without this parameter is fine: a bias
+    };
+    Side side = Side::none;
+    std::vector<Cut> parameters{};  ///< the module's own; all others are replicated
+    Layouts from{};                 ///< placements of plain inputs
+    Layouts inputs{};               ///< layouts to redistribute inputs to
+    Layouts outputs_from{};         ///< placements of plain results
+    Layouts outputs{};              ///< layouts to redistribute results to
+    bool local_outputs = false;     ///< return local tensors
+  };
+  /// Placements around one layer; what is unset is as its style says.
+  struct Around {
+    std::optional<Placement> from{};    ///< of a plain input
+    std::optional<Placement> input{};   ///< that the input is redistributed to
+    std::optional<Placement> output{};  ///< that the result is redistributed to
+  };
+  struct Input {
+    Layouts from{}, to{};
+  };
+  struct Output {
+    Layouts to{};
+    Layouts from{};      ///< of plain results
+    bool local = false;  ///< return local tensors
+  };
+
   std::string name;  ///< in messages
-  std::optional<ModuleLayout> linear{}, embedding{};
-  std::optional<ModuleLayout> any{};  ///< of every other module, and of those two where they are unset
+  std::optional<Layout> linear{}, embedding{};
+  std::optional<Layout> any{};  ///< of every other module, and of those two where they are unset
 };
 
-/// Placements around one layer; what is unset is as its style says.
-struct LayerPlacements {
-  std::optional<Placement> from{};    ///< of a plain input
-  std::optional<Placement> input{};   ///< that the input is redistributed to
-  std::optional<Placement> output{};  ///< that the result is redistributed to
-};
 /// Output features sharded: of a Linear weight and bias Shard(0), of an Embedding weight Shard(1). `from` and `input`
 /// are Replicate, `output` as computed, Shard(-1). Forward does not communicate; backward reduces the gradient of the
 /// input once.
-Style colwise(const LayerPlacements& placements = {});
+Style colwise(const Style::Around& placements = {});
 /// Input features of a linear layer sharded, in Linear weight Shard(1), bias replicated; or the vocabulary of an
 /// embedding, in Embedding weight Shard(0), zeros for ids of other ranks. `from` and `input` are Shard(-1) for a
 /// Linear, Replicate for the ids of an Embedding. The result is Partial and is reduced to `output`: Replicate, an
 /// all-reduce; Shard is a reduce-scatter.
-Style rowwise(const LayerPlacements& placements = {});
+Style rowwise(const Style::Around& placements = {});
 
 /// Norms, dropout and the like on tensors sharded along the sequence: the first argument is redistributed to
 /// Shard(dim); a plain one counts as Shard(dim). Parameters are replicated; their gradients are Partial, see
 /// partial_gradients.h.
 Style sequence_parallel(int dim = 1);
 
-struct PrepareInput {
-  Layouts from{}, to{};
-};
 /// Redistributes the arguments of forward(), for any kind of module. The gradient of an argument that is to be
 /// replicated and is so already is reduced here once, however many submodules use it.
-Style prepare_input(const PrepareInput& options);
-
-struct PrepareOutput {
-  Layouts to{};
-  Layouts from{};      ///< of plain results
-  bool local = false;  ///< return local tensors
-};
+Style prepare_input(const Style::Input& options);
 /// The same for the results of forward().
-Style prepare_output(const PrepareOutput& options);
+Style prepare_output(const Style::Output& options);
 
 }  // namespace sherd::nn

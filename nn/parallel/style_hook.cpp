@@ -37,7 +37,7 @@ bool is_from_placement_row(const Tensor& x) {
 
 }  // namespace
 
-StyleHook::StyleHook(std::string style, const DeviceMesh& mesh, const ModuleLayout& layout)
+StyleHook::StyleHook(std::string style, const DeviceMesh& mesh, const Style::Layout& layout)
     : style_(std::move(style)),
       mesh_(mesh),
       from_(mesh, layout.from),

@@ -27,7 +27,7 @@ class LayoutTable {
 class StyleHook final : public ModuleHook {
  public:
   /// `style`: its name, for messages.
-  StyleHook(std::string style, const DeviceMesh& mesh, const ModuleLayout& layout);
+  StyleHook(std::string style, const DeviceMesh& mesh, const Style::Layout& layout);
 
   bool maps_inputs() const override { return from_.layouts().size() + inputs_.layouts().size() > 0; }
   bool maps_outputs() const override {

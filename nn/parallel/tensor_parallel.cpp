@@ -43,7 +43,7 @@ struct Part {
   Module* module;
   struct Use {
     const std::string* style;
-    const ModuleLayout* layout;
+    const Style::Layout* layout;
   };
   std::vector<Use> uses{};
 };
@@ -72,12 +72,14 @@ bool matches(const std::string& pattern, const std::string& path) {
   });
 }
 
+using Roles = Shardable::Roles;
+
 Roles roles_of(const Module& module) {
   const auto* const shardable = dynamic_cast<const Shardable*>(&module);
   return shardable != nullptr ? shardable->roles() : Roles();
 }
 
-const ModuleLayout& layout_for(const Style& style, const Module& module) {
+const Style::Layout& layout_for(const Style& style, const Module& module) {
   const Roles roles = roles_of(module);
   if (!roles.in.empty() && style.linear) return *style.linear;
   if (!roles.vocabulary.empty() && style.embedding) return *style.embedding;
@@ -117,7 +119,7 @@ std::string names_of(const std::vector<Module::NamedParameter>& parameters) {
   return names.empty() ? "none" : names;
 }
 
-void add_placement(const Part& part, const Part::Use& use, const ModuleLayout::Cut& wanted,
+void add_placement(const Part& part, const Part::Use& use, const Style::Layout::Cut& wanted,
                    ParameterPlacements& placements) {
   const std::string by = fmt::format("style {} of module \"{}\"", *use.style, part.module->label());
   const auto& own = part.module->own_parameters();
@@ -144,9 +146,9 @@ void add_placement(const Part& part, const Part::Use& use, const ModuleLayout::C
         to_string(known->second.placement), known->second.by, to_string(placement), by);
 }
 
-std::vector<ModuleLayout::Cut> cuts_of(const ModuleLayout& layout, const Module& module) {
-  using Side = ModuleLayout::Side;
-  std::vector<ModuleLayout::Cut> cuts = layout.parameters;
+std::vector<Style::Layout::Cut> cuts_of(const Style::Layout& layout, const Module& module) {
+  using Side = Style::Layout::Side;
+  std::vector<Style::Layout::Cut> cuts = layout.parameters;
   if (layout.side == Side::none) return cuts;
   const Roles roles = roles_of(module);
   const std::vector<Roles::Dim>& dims = layout.side == Side::out  ? roles.out
@@ -166,7 +168,7 @@ ParameterPlacements collect_placements(const std::vector<Part>& parts) {
   ParameterPlacements placements;
   for (const Part& part : parts)
     for (const Part::Use& use : part.uses)
-      for (const ModuleLayout::Cut& wanted : cuts_of(*use.layout, *part.module))
+      for (const Style::Layout::Cut& wanted : cuts_of(*use.layout, *part.module))
         add_placement(part, use, wanted, placements);
   return placements;
 }

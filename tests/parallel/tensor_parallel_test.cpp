@@ -96,7 +96,7 @@ struct OwnLinear : nn::Layer<OwnLinear>, nn::Shardable {
       : kernel(add_parameter("kernel", {in, out}, nn::Init::normal(1))),
         shift(add_parameter("shift", {out}, nn::Init::normal(1))) {}
   Tensor forward(const Tensor& x) { return linear(x, transpose(kernel, 0, 1), shift); }
-  nn::Roles roles() const override { return {.out = {{"kernel", 1}, {"shift", 0}}, .in = {{"kernel", 0}}}; }
+  Roles roles() const override { return {.out = {{"kernel", 1}, {"shift", 0}}, .in = {{"kernel", 0}}}; }
   nn::Parameter &kernel, &shift;
 };
 struct SilentLinear : nn::Layer<SilentLinear> {
@@ -104,7 +104,7 @@ struct SilentLinear : nn::Layer<SilentLinear> {
   Tensor forward(const Tensor& x) { return matmul(x, kernel); }
 };
 struct WrongLinear : SilentLinear, nn::Shardable {
-  nn::Roles roles() const override { return {.out = {{"kernels", 1}}, .in = {{"kernels", 0}}}; }
+  Roles roles() const override { return {.out = {{"kernels", 1}}, .in = {{"kernels", 0}}}; }
 };
 struct OwnMlp : nn::Layer<OwnMlp> {
   OwnLinear &up = add<OwnLinear>("up", 6, 12), &down = add<OwnLinear>("down", 12, 6);
@@ -286,7 +286,7 @@ TEST(TensorParallel, F154_PlansThatDoNotFitAreRefusedAndChangeNothing) {
     refused({{"blocks.0.linear", nn::colwise()}, {"blocks.*.linear", nn::rowwise()}},
             {"\"blocks.0.linear.weight\"", "S0", "colwise", "S1", "rowwise"});
     const auto custom = [](const char* parameter, Placement placement) {
-      return Plan{{"norm", {.name = "mine", .any = nn::ModuleLayout{.parameters = {{parameter, placement}}}}}};
+      return Plan{{"norm", {.name = "mine", .any = nn::Style::Layout{.parameters = {{parameter, placement}}}}}};
     };
     refused(custom("gain", Shard(0)), {"mine", "\"norm\"", "\"gain\"", "does not have", "it has \"weight\""});
     refused(custom("weight", Shard(1)), {"\"norm.weight\"", "[4]", "no dim 1"});
@@ -338,7 +338,7 @@ struct TiedNet : nn::Layer<TiedNet> {
   Tensor forward(const Tensor& ids) { return head(in(ids)); }
 };
 nn::Style head_cut(Placement weight) {
-  return {.name = "cut", .any = nn::ModuleLayout{.parameters = {{"weight", weight}}, .inputs = Replicate()}};
+  return {.name = "cut", .any = nn::Style::Layout{.parameters = {{"weight", weight}}, .inputs = Replicate()}};
 }
 
 TEST(TensorParallel, F154_TiedParametersAreCutOnce) {
