@@ -18,7 +18,7 @@ namespace {
 
 class RecomputeHook final : public ModuleHook, public SegmentPolicy {
  public:
-  explicit RecomputeHook(RecomputePolicy policy) : policy_(std::move(policy)) {}
+  explicit RecomputeHook(Recompute policy) : policy_(std::move(policy)) {}
 
   void before_forward(Module& module) override {
     const bool keeps_all = policy_.mode == Recompute::none && tape_modes().segment == 0;
@@ -41,7 +41,7 @@ class RecomputeHook final : public ModuleHook, public SegmentPolicy {
   }
 
  private:
-  const RecomputePolicy policy_;
+  const Recompute policy_;
   std::vector<std::unique_ptr<SegmentScope>> scopes_;  // of the calls that run now, the innermost last; null: none
 };
 
@@ -55,7 +55,7 @@ void check_free(const Module& module) {
 
 }  // namespace
 
-RecomputePolicy recompute_policy(std::string_view name) {
+Recompute recompute_policy(std::string_view name) {
   constexpr std::array kModes{std::pair(std::string_view("none"), Recompute::none),
                               std::pair(std::string_view("selective"), Recompute::selective),
                               std::pair(std::string_view("full"), Recompute::full)};
@@ -67,12 +67,12 @@ RecomputePolicy recompute_policy(std::string_view name) {
   fail("recompute = \"{}\" is none of {}{}", name, fmt::join(names, ", "), did_you_mean(name, names));
 }
 
-void recompute(Module& module, RecomputePolicy policy) {
+void recompute(Module& module, Recompute policy) {
   check_free(module);
   module.add_hook(std::make_shared<RecomputeHook>(std::move(policy)));
 }
 
-void recompute_blocks(Module& model, const RecomputePolicy& policy) {
+void recompute_blocks(Module& model, const Recompute& policy) {
   const std::vector<Module*> blocks = listed_modules(model, "recompute_blocks");
   for (const Module* block : blocks) check_free(*block);
   for (Module* block : blocks) recompute(*block, policy);

@@ -14,6 +14,17 @@ namespace sherd::nn {
 /// A directory opened for reading: GPT2LMHeadModel or LlamaForCausalLM, tensors of f32, bf16 or f16.
 class HuggingFaceWeights {
  public:
+  /// How save_huggingface() writes.
+  struct SaveOptions {
+    DType dtype = DType::f32;
+    /// Files, names, dtypes, metadata, config.json and index as in this directory, which must be of an equal model;
+    /// tensors that hold no weights are copied from it. A model whose weights have not changed gives the same files.
+    /// `dtype` and `max_file_bytes` do not count then.
+    const HuggingFaceWeights* like = nullptr;
+    /// More than this is written as several files and an index.
+    std::int64_t max_file_bytes = 5'000'000'000;
+  };
+
   /// Whether `dir` has a config.json, which tells such a directory from a checkpoint.
   static bool is_at(const std::string& dir);
 
@@ -36,7 +47,7 @@ class HuggingFaceWeights {
   void load(LanguageModel& model) const;
 
  private:
-  /// In the order of their names: for saves like these (HuggingFaceSaveOptions::like).
+  /// In the order of their names: for saves like these (HuggingFaceWeights::SaveOptions::like).
   friend const std::vector<ckpt::SafetensorsFile>& files_of(const HuggingFaceWeights& weights) {
     return weights.files_;
   }
@@ -74,22 +85,12 @@ class HuggingFaceWeights {
   std::optional<Source> tied_head_;                     // stored although it is tied
 };
 
-struct HuggingFaceSaveOptions {
-  DType dtype = DType::f32;
-  /// Files, names, dtypes, metadata, config.json and index as in this directory, which must be of an equal model;
-  /// tensors that hold no weights are copied from it. A model whose weights have not changed gives the same files.
-  /// `dtype` and `max_file_bytes` do not count then.
-  const HuggingFaceWeights* like = nullptr;
-  /// More than this is written as several files and an index.
-  std::int64_t max_file_bytes = 5'000'000'000;
-};
-
 /// Writes `model`, made from `config`, as a directory that transformers and HuggingFaceWeights read. Collective:
 /// tensors are gathered one after the other and rank 0 writes; blocks on the disk. `dir` appears by rename once it is
 /// complete. A GPT-2 without biases gets zeros for them: the same function. On failure (disk full, `dir` exists and is
 /// not empty) every rank throws Error, and if a step or a load was left while it changed a parameter and nothing was
 /// loaded since. So does a ghost rank.
 void save_huggingface(const std::string& dir, const LanguageModelConfig& config, LanguageModel& model,
-                      ProcessGroup& group, const HuggingFaceSaveOptions& options = {});
+                      ProcessGroup& group, const HuggingFaceWeights::SaveOptions& options = {});
 
 }  // namespace sherd::nn

@@ -202,7 +202,7 @@ void write_file(const std::string& folder, const PlannedFile& file, const Parame
 }  // namespace
 
 void save_huggingface(const std::string& dir, const LanguageModelConfig& config, LanguageModel& model,
-                      ProcessGroup& group, const HuggingFaceSaveOptions& options) {
+                      ProcessGroup& group, const HuggingFaceWeights::SaveOptions& options) {
   check(!RankContext::current().is_ghost(),
         "save_huggingface to \"{}\": this rank is a ghost, whose parameters have no values to save", dir);
   GradMode off(false);

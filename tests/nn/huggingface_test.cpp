@@ -456,7 +456,8 @@ TEST(HuggingFaceSave, RefusesWhatItCannotWriteOnEveryRank) {
   dir.write("file", "x");
   run_ranks(2, [&](const Group& group) {
     const auto model = loaded(weights);
-    const auto save = [&](const std::string& name, const LanguageModelConfig& config, const HuggingFaceSaveOptions& o) {
+    const auto save = [&](const std::string& name, const LanguageModelConfig& config,
+                          const HuggingFaceWeights::SaveOptions& o) {
       save_huggingface(dir / name, config, *model, *group, o);
     };
     expect_error([&] { save("full", weights.config(), {}); }, {"full", "not an empty folder"});

@@ -66,7 +66,7 @@ struct RecomputeCase {
 /// A rank's model in training.
 class RecomputedTraining : public BlockTraining<RecomputeCase> {
  public:
-  RecomputedTraining(const Group& group, const RecomputeCase& c, const nn::RecomputePolicy& policy)
+  RecomputedTraining(const Group& group, const RecomputeCase& c, const nn::Recompute& policy)
       : BlockTraining(group, c) {
     if (c.before) nn::recompute_blocks(*model, policy);
     if (c.grid.tp > 1)
@@ -236,7 +236,7 @@ struct Collectives {
   std::int64_t all_reduce = 0, all_gather = 0, reduce_scatter = 0;
 };
 
-Collectives of_one_block(const Group& group, bool llama, bool sequence, const nn::RecomputePolicy& policy) {
+Collectives of_one_block(const Group& group, bool llama, bool sequence, const nn::Recompute& policy) {
   RecomputedTraining training(group, {.grid = {1, 1, 2}, .llama = llama, .sequence = sequence}, policy);
   const StrictCommunication strict;
   training.step(0);
@@ -256,7 +256,7 @@ Collectives of_one_block(const Group& group, bool llama, bool sequence, const nn
 // product gave: these are communicated again, and not what nobody reads, the result of the MLP.
 TEST(TensorParallel, F70_WhatABlockCommunicatesAgain) {
   struct Expected {
-    nn::RecomputePolicy policy;
+    nn::Recompute policy;
     Collectives plain, sequence;
   };
   const Expected rows[] = {

@@ -43,7 +43,7 @@ void print_written(const std::string& dir, const nn::LanguageModelConfig& config
 }  // namespace
 
 int run_export(std::span<const std::string_view> args) {
-  nn::HuggingFaceSaveOptions options;
+  nn::HuggingFaceWeights::SaveOptions options;
   std::optional<DType> dtype;
   ConfigTable table;
   table.add("dtype", text_field(dtype), "f32, bf16 or f16; empty: as in DIR");
