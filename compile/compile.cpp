@@ -76,7 +76,7 @@ struct CompiledStep::Entry {
   bool is_decided = false;
 };
 
-CompiledStep::CompiledStep(Function function, CompileOptions options)
+CompiledStep::CompiledStep(Function function, Options options)
     : function_(std::move(function)), options_(std::move(options)) {
   check(options_.max_graphs > 0, "compile() needs room for at least one graph, got max_graphs = 0");
 }
@@ -138,7 +138,11 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
     return run_eagerly(arguments);
   }
   fit(*entry, nullptr);
-  return replay(*entry, arguments);
+  mode_ = Mode::replay;
+  choose_executor(*entry);
+  std::vector<Tensor> results = run_replay(*entry, arguments);
+  entry->guards.replayed();
+  return results;
 }
 
 // A rank that has left a step may find that its graph fits, where another's has other settings or none. One that
@@ -249,8 +253,14 @@ std::vector<Tensor> CompiledStep::record(std::span<const Tensor> arguments) {
   std::unique_ptr<Entry> entry = record_into(results, arguments);
   if (!entry) return results;
   entry->is_confirmed = !options_.compare;
-  make_room();
+  const bool is_full = entries_.size() >= options_.max_graphs;
+  if (is_full) entries_.pop_back();
   entries_.insert(entries_.begin(), std::move(entry));
+  if (is_full && !std::exchange(has_said_room_, true) && is_first_rank())
+    say_on_stderr(fmt::format(
+        "compile(): there are more than max_graphs = {} kinds of calls, so the recording used least recently is "
+        "dropped and will be made again; the last kind: {}",
+        options_.max_graphs, reason_));
   return results;
 }
 
@@ -282,24 +292,6 @@ std::vector<Tensor> CompiledStep::record_again(Entry& entry, std::span<const Ten
   if (!again) return results;
   entries_.insert(entries_.begin(), std::move(again));
   entries_.front()->is_second = true;
-  return results;
-}
-
-void CompiledStep::make_room() {
-  if (entries_.size() < options_.max_graphs) return;
-  entries_.pop_back();
-  if (std::exchange(has_said_room_, true) || !is_first_rank()) return;
-  say_on_stderr(fmt::format(
-      "compile(): there are more than max_graphs = {} kinds of calls, so the recording used least recently is dropped "
-      "and will be made again; the last kind: {}",
-      options_.max_graphs, reason_));
-}
-
-std::vector<Tensor> CompiledStep::replay(Entry& entry, std::span<const Tensor> arguments) {
-  mode_ = Mode::replay;
-  choose_executor(entry);
-  std::vector<Tensor> results = run_replay(entry, arguments);
-  entry.guards.replayed();
   return results;
 }
 

@@ -29,32 +29,6 @@
 
 namespace sherd {
 
-struct CompileOptions {
-  /// Ranks that run this step together, each as often as the others: before the first replay they compare their
-  /// recordings (same_program.h). Later recordings, for other shapes, are not compared. Unset: all ranks of the job, if
-  /// this one knows them by the first call (world_group(), DeviceMesh::world()); null: this rank runs it alone.
-  std::optional<std::shared_ptr<ProcessGroup>> group{};
-  /// Recordings kept for different shapes and settings: training, evaluation and a short last batch are three. The one
-  /// used least recently is dropped for another, which is said once.
-  std::size_t max_graphs = 8;
-  /// Records each of them twice, and raises an Error where the second differs from the first: a number, a branch or a
-  /// tensor of the host changes from call to call, and a replay would go on with the recorded one. The second time the
-  /// step gets copies of arguments that it neither writes nor returns, so that a tensor of its own that was passed,
-  /// too, is told from them. Off: records once.
-  bool compare = true;
-  /// Steps whose tensors are all on one device are replayed by it in one call (device_replay.h).
-  bool device_graphs = true;
-  /// What is done to a recording before it is replayed, in this order; each is proved when it has run (pass.h).
-  std::vector<ir::Pass> passes = ir::standard_passes();
-  /// Bytes that this rank may hold while a replay runs: "1.5GB", or "75%" of what it holds without a budget. What does
-  /// not fit is let go and computed again, bit for bit the same. The calls before the first replay are eager ones and
-  /// hold what those hold. Error at the first replay, on all ranks, where the least that the step can hold is more.
-  MemoryBudget memory_budget{};
-  /// What calls take, as a step like this one has found; null: it is measured before the first replay within a budget,
-  /// and a ghost, which cannot measure, takes defaults.
-  std::shared_ptr<const Prices> prices{};
-};
-
 /// A step from tensors to tensors. A replay sees the arguments, the tensors in slots, the random step, and the state of
 /// the library that the step reads: modes and hooks of modules, what fully_shard() units were told (compile/README.md
 /// has the table). It does not see other variables: numbers, branches, tensors held outside of slots and values made on
@@ -65,8 +39,35 @@ class CompiledStep {
  public:
   using Function = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
   enum class Mode : std::uint8_t { none, eager, record, replay };
+  struct Options {
+    /// Ranks that run this step together, each as often as the others: before the first replay they compare their
+    /// recordings (same_program.h). Later recordings, for other shapes, are not compared. Unset: all ranks of the job,
+    /// if this one knows them by the first call (world_group(), DeviceMesh::world()); null: this rank runs it alone.
+    std::optional<std::shared_ptr<ProcessGroup>> group{};
+    /// Recordings kept for different shapes and settings: training, evaluation and a short last batch are three. The
+    /// one used least recently is dropped for another, which is said once.
+    std::size_t max_graphs = 8;
+    /// Records each of them twice, and raises an Error where the second differs from the first: a number, a branch or a
+    /// tensor of the host changes from call to call, and a replay would go on with the recorded one. The second time
+    /// the step gets copies of arguments that it neither writes nor returns, so that a tensor of its own that was
+    /// passed, too, is told from them. Off: records once.
+    bool compare = true;
+    /// Steps whose tensors are all on one device are replayed by it in one call (device_replay.h).
+    bool device_graphs = true;
+    /// What is done to a recording before it is replayed, in this order; each is proved when it has run (pass.h).
+    std::vector<ir::Pass> passes = ir::standard_passes();
+    /// Bytes that this rank may hold while a replay runs: "1.5GB", or "75%" of what it holds without a budget. What
+    /// does not fit is let go and computed again, bit for bit the same. The calls before the first replay are eager
+    /// ones and hold what those hold. Error at the first replay, on all ranks, where the least that the step can hold
+    /// is more.
+    MemoryBudget memory_budget{};
+    /// What calls take, as a step like this one has found; null: it is measured before the first replay within a
+    /// budget, and a ghost, which cannot measure, takes defaults.
+    std::shared_ptr<const Prices> prices{};
+  };
 
-  explicit CompiledStep(Function function, CompileOptions options = {});
+  explicit CompiledStep(Function function) : CompiledStep(std::move(function), Options()) {}
+  CompiledStep(Function function, Options options);
   ~CompiledStep();
   CompiledStep(CompiledStep&&) noexcept;
   CompiledStep& operator=(CompiledStep&&) noexcept;
@@ -114,8 +115,6 @@ class CompiledStep {
   std::vector<Tensor> record_again(Entry& entry, std::span<const Tensor> arguments);
   /// Nothing if the step has met slots of other threads, which the next recording is told of.
   std::unique_ptr<Entry> record_into(std::vector<Tensor>& results, std::span<const Tensor> arguments);
-  void make_room();
-  std::vector<Tensor> replay(Entry& entry, std::span<const Tensor> arguments);
   std::vector<Tensor> run_replay(Entry& entry, std::span<const Tensor> arguments);
   void choose_executor(Entry& entry);
   void forget_before_reset();
@@ -126,7 +125,7 @@ class CompiledStep {
   Entry* find(std::span<const Tensor> arguments);
 
   Function function_;
-  CompileOptions options_;
+  Options options_;
   std::vector<std::unique_ptr<Entry>> entries_;  // the one used last comes first
   std::vector<NodeRef> slots_of_others_;         // leaves of slots that another thread has made
   Mode mode_ = Mode::none;
@@ -141,6 +140,8 @@ class CompiledStep {
   bool has_said_room_ = false;
   std::uint64_t num_left_ = 0;  // num_left_steps() of the last call
 };
+
+using CompileOptions = CompiledStep::Options;
 
 template <class Signature>
 class CompiledFunction;

@@ -17,7 +17,7 @@ class OffloadHook final : public ModuleHook {
   explicit OffloadHook(std::shared_ptr<OffloadSaved> saved) : saved_(std::move(saved)) {}
 
   void before_forward(Module&) override {
-    scopes_.push_back(RankContext::current().grad_enabled ? std::make_unique<SavedScope>(*saved_) : nullptr);
+    scopes_.push_back(RankContext::current().grad_enabled ? std::make_unique<SavedPolicy::Scope>(*saved_) : nullptr);
   }
   void after_forward(Module&, const std::function<void(const TensorVisitor&)>&) override { scopes_.pop_back(); }
   void abandon_forward(Module&, std::string_view) noexcept override { scopes_.pop_back(); }
@@ -25,7 +25,7 @@ class OffloadHook final : public ModuleHook {
 
  private:
   const std::shared_ptr<OffloadSaved> saved_;
-  std::vector<std::unique_ptr<SavedScope>> scopes_;  // of the calls that run now, the innermost last
+  std::vector<std::unique_ptr<SavedPolicy::Scope>> scopes_;  // of the calls that run now, the innermost last
 };
 
 void check_not_offloaded(const Module& module) {

@@ -15,18 +15,18 @@ class SavedPolicy {
   /// tensor may be saved by several calls, and with it others over the same storage. Never asked for bytes of a unit.
   virtual std::unique_ptr<PackedTensor> pack(const Tensor& tensor) = 0;
 
+  /// Calls that are recorded on this thread in a scope save by `policy`, which outlives the scope; of scopes inside
+  /// each other the innermost counts.
+  class Scope {
+   public:
+    explicit Scope(SavedPolicy& policy) : scope_(&tape_modes().saved_policy, &policy) {}
+
+   private:
+    const ForScope<SavedPolicy*> scope_;
+  };
+
  protected:
   ~SavedPolicy() = default;
-};
-
-/// Calls that are recorded on this thread in a scope save by `policy`, which outlives the scope; of scopes inside each
-/// other the innermost counts.
-class SavedScope {
- public:
-  explicit SavedScope(SavedPolicy& policy) : scope_(&tape_modes().saved_policy, &policy) {}
-
- private:
-  const ForScope<SavedPolicy*> scope_;
 };
 
 }  // namespace sherd

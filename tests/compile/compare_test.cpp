@@ -341,7 +341,7 @@ TEST(Compare, AScopeAroundTheStepThatAReplayWouldMissIsRefused) {
     std::unique_ptr<PackedTensor> pack(const Tensor&) override { return nullptr; }
   } policy;
   auto step = compile([](const Tensor& x) { return x + x; });
-  const SavedScope scope(policy);
+  const SavedPolicy::Scope scope(policy);
   expect_error([&] { step(ones({2})); }, {"within a scope", "open the scope in the step"});
 }
 

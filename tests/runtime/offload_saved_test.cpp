@@ -68,7 +68,7 @@ class OffloadSavedTest : public ::testing::Test {
     Trace trace(10'000);
     {
       const TraceRecording recording(trace);
-      std::optional<SavedScope> scope;
+      std::optional<SavedPolicy::Scope> scope;
       if (policy) scope.emplace(*policy);
       Tensor y = f(x.value());
       scope.reset();
@@ -124,7 +124,7 @@ TEST_F(OffloadSavedTest, FetchesComeAheadOfTheirUse) {
   set(x, 0.5);
   Tensor loss;
   {
-    const SavedScope scope(saved);
+    const SavedPolicy::Scope scope(saved);
     loss = sum(chain(x.value()));
   }
   Trace trace(10'000);
@@ -199,7 +199,7 @@ TEST_F(OffloadSavedTest, TapesThatNobodyRunsAndThoseThatRunTwice) {
   Slot x("x", true);
   set(x, 0.5);
   const auto forward = [&] {
-    const SavedScope scope(saved);
+    const SavedPolicy::Scope scope(saved);
     return sum(chain(x.value()));
   };
   forward();
@@ -226,7 +226,7 @@ TEST_F(OffloadSavedTest, ATapeOutlivesThePolicy) {
   set(x, 0.5);
   Tensor loss;
   {
-    const SavedScope scope(*saved);
+    const SavedPolicy::Scope scope(*saved);
     loss = sum(chain(x.value()));
   }
   saved.reset();
@@ -247,7 +247,7 @@ TEST_F(OffloadSavedTest, AWriteInBetweenIsAnErrorOrChangesNothing) {
   set(x, 0.5);
   Tensor y, loss;
   {
-    const SavedScope scope(saved);
+    const SavedPolicy::Scope scope(saved);
     y = mul(x.value(), 3.0);
     loss = sum(sin(y));
   }
@@ -262,7 +262,7 @@ TEST_F(OffloadSavedTest, WhatIsWrittenBeforeItLeavesIsAnErrorToo) {
   set(x, 0.5);
   Tensor loss;
   {
-    const SavedScope scope(saved);
+    const SavedPolicy::Scope scope(saved);
     Tensor y = mul(x.value(), 3.0);
     Tensor z = sin(y);
     copy_into(y.detach(), zeros({kRows, kColumns}));

@@ -442,7 +442,7 @@ TEST_F(SegmentTest, PackedBytesComeBack) {
        {static_cast<const SegmentPolicy*>(nullptr), static_cast<const SegmentPolicy*>(&nothing_)}) {
     Copies copies;
     const Function packed = [&copies](const std::vector<Tensor>& in) {
-      const SavedScope scope(copies);
+      const SavedPolicy::Scope scope(copies);
       return diamond(in);
     };
     const Pass pass = run(packed, inputs, policy);
@@ -461,7 +461,7 @@ TEST_F(SegmentTest, PackedBytesThatNobodyAsksForGoWithTheTape) {
   {
     Slot x("x", true);
     x.set(full({3}, 0.5));
-    const SavedScope scope(copies);
+    const SavedPolicy::Scope scope(copies);
     const Tensor y = sum(square(sin(x.value())));
     EXPECT_GT(copies.alive, 0);
   }
