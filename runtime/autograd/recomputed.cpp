@@ -5,6 +5,7 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/op/core/dispatch.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -17,7 +18,7 @@ bool reads_own(const OpNode& node, std::size_t output) {
 
 // Plans of layouts and kernels depend on metadata alone, so this finds a row that is no function of its inputs.
 void check_same(const OpNode& node, const Tensors& again) {
-  for (std::size_t i = 0; i < again.size(); ++i) {
+  for (const std::size_t i : indices(again)) {
     const TensorMeta &then = node.output_metas[i], &now = again[i].meta();
     check(now.shape == then.shape && now.dtype == then.dtype && now.layout == then.layout,
           "{} gave {} in forward and {} when backward ran it again: is a scope open in only one of them?",
@@ -45,10 +46,10 @@ RecomputedValues::Held& RecomputedValues::input_of(const OpNode& node, std::size
 
 void RecomputedValues::count(const OpNode& node) {
   if (node.recomputed_inputs != 0)
-    for (std::size_t i = 0; i < node.next.size(); ++i)
+    for (const std::size_t i : indices(node.next))
       if (is_recomputed(node, i)) ++input_of(node, i).readers;
   if (node.segment == 0 || node.freed) return;
-  for (std::size_t i = 0; i < node.output_metas.size(); ++i)
+  for (const std::size_t i : indices(node.output_metas))
     if (reads_own(node, i)) ++results_of(node).values[i].readers;
 }
 
@@ -77,7 +78,7 @@ std::vector<OpNode*> RecomputedValues::plan_for(OpNode& wanted) {
   for (std::size_t next = 0; next < plan.size(); ++next) {
     const OpNode& node = *plan[next];
     check_not_freed(node);
-    for (std::size_t i = 0; i < node.next.size(); ++i) {
+    for (const std::size_t i : indices(node.next)) {
       if (!is_recomputed(node, i)) continue;
       OpNode& maker = maker_of(node, i);
       if (is_there(maker, output_of(node, i))) continue;
@@ -95,10 +96,10 @@ void RecomputedValues::run_again(OpNode& node, const OpNode& wanted) {
   const std::string* const reader_path = std::exchange(context.module_path, node.module_path);
   const bool is_first_time = results.runs++ == 0;
   SmallVec<Tensor, 3> in;
-  for (std::size_t i = 0; i < node.next.size(); ++i) in.push_back(take_input(node, i, is_first_time, wanted));
+  for (const std::size_t i : indices(node.next)) in.push_back(take_input(node, i, is_first_time, wanted));
   const Tensors out = call_op(*node.op, in, node.attrs);
   check_same(node, out);
-  for (std::size_t i = 0; i < out.size(); ++i)
+  for (const std::size_t i : indices(out))
     if (Held& held = results.values[i]; (held.readers > 0 || held.waiting > 0) && !held.tensor.defined())
       held.tensor = SavedTensor(out[i]);
   context.module_path = reader_path;
@@ -125,7 +126,7 @@ Tensor RecomputedValues::take_input(OpNode& node, std::size_t i, bool is_first_t
 // Whether making it again later takes one cheap call, since what that reads stays until its own turn.
 bool RecomputedValues::is_cheap_again(const OpNode& maker, std::size_t output) {
   if (maker.segment == 0 || output != 0 || !maker.op->recompute) return false;
-  for (std::size_t i = 0; i < maker.next.size(); ++i)
+  for (const std::size_t i : indices(maker.next))
     if (is_recomputed(maker, i) && !is_there(maker_of(maker, i), output_of(maker, i))) return false;
   return true;
 }
@@ -147,14 +148,14 @@ void RecomputedValues::begin_turn(const OpNode& node) {
   const auto found = results_.find(&node);
   if (found == results_.end()) return;
   turn_ = &found->second;
-  for (std::size_t i = 0; i < found->second.values.size(); ++i)
+  for (const std::size_t i : indices(found->second.values))
     if (!reads_own(node, i)) found->second.values[i].tensor = SavedTensor();
 }
 
 void RecomputedValues::end_turn(const OpNode& node, std::uint32_t taken) {
   const bool has_run = turn_ && turn_->runs > 0;
   if (node.recomputed_inputs != 0)
-    for (std::size_t i = 0; i < node.next.size(); ++i) {
+    for (const std::size_t i : indices(node.next)) {
       if (!is_recomputed(node, i) || (i < 32 && (taken >> i & 1u))) continue;
       if (node.op->needs.input(i) || !has_run) let_go(node, i);
     }

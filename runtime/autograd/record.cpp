@@ -7,6 +7,7 @@
 #include "runtime/autograd/saved_policy.h"
 #include "runtime/autograd/segment.h"
 #include "runtime/exec/context.h"
+#include "runtime/tensor/indices.h"
 #include "runtime/tensor/pool.h"
 
 namespace sherd {
@@ -116,7 +117,7 @@ NodeRef make_node(const OpCall& call, RankContext& context, const How& how) {
   node->sequence = context.next_id();
   node->module_path = context.module_path;
   node->segment = how.segment;
-  for (std::size_t i = 0; i < call.in.size(); ++i) {
+  for (const std::size_t i : indices(call.in)) {
     const Tensor& t = call.in[i];
     push_meta(*node, node->input_metas, t);
     if (t.defined() && t.requires_grad()) {
@@ -164,7 +165,7 @@ Tensors record_as(OpCall& call, RankContext& context, const How& how) {
   NodeRef node = make_node(call, context, how);  // before the call: what is saved is not donated to it
   auto* op_node = static_cast<OpNode*>(node.get());
   Tensors out = call_below_autograd(call);
-  for (std::size_t i = 0; i < out.size(); ++i) {
+  for (const std::size_t i : indices(out)) {
     push_meta(*op_node, op_node->output_metas, out[i]);
     how.output(*op_node, op_node->saved_outputs.emplace_back(), out[i], i);
     if (!is_floating(out[i].dtype())) continue;

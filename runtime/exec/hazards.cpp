@@ -9,6 +9,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/host_queue.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -52,7 +53,7 @@ bool HazardChecker::is_removed(QueueEdge edge, std::string_view queue, std::opti
 }
 
 void HazardChecker::join(Clock& clock, const Clock& other) {
-  for (std::size_t i = 0; i < other.size(); ++i) see(clock, i, other[i]);
+  for (const std::size_t i : indices(other)) see(clock, i, other[i]);
 }
 
 void HazardChecker::see(Clock& clock, std::size_t agent, std::uint64_t time) {

@@ -9,6 +9,7 @@
 
 #include "runtime/memory/storage.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -66,7 +67,7 @@ void MemoryLog::State::apply(const Change& change) {
 
 MemoryLog::State MemoryLog::state_at(std::size_t position) const {
   State state = before_;
-  for (std::size_t i = 0; i < position; ++i) state.apply(changes_[i]);
+  for (const std::size_t i : up_to(position)) state.apply(changes_[i]);
   return state;
 }
 

@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -36,7 +37,7 @@ std::int64_t Trace::page_faults() {
 }
 
 std::uint8_t Trace::track(std::string_view name) {
-  for (std::size_t i = 0; i < tracks_.size(); ++i)
+  for (const std::size_t i : indices(tracks_))
     if (tracks_[i] == name) return static_cast<std::uint8_t>(i);
   check(tracks_.size() < 256, "a trace has at most 256 tracks, \"{}\" would be one more", name);
   tracks_.emplace_back(name);

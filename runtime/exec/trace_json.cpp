@@ -9,6 +9,8 @@
 
 #include <fmt/format.h>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd {
 
 namespace {
@@ -73,7 +75,7 @@ class Writer {
   std::string text() {
     name_tracks();
     find_flows();
-    for (std::size_t track = 0; track < trace_.tracks().size(); ++track) write_track(track);
+    for (const std::size_t track : indices(trace_.tracks())) write_track(track);
     write_counters();
     return std::move(out_);
   }
@@ -107,7 +109,7 @@ class Writer {
       metadata(
           "process_labels", 0, "labels",
           quoted(fmt::format("{} spans dropped: a trace keeps {} per rank", trace_.dropped(), trace_.max_spans())));
-    for (std::size_t track = 0; track < trace_.tracks().size(); ++track) {
+    for (const std::size_t track : indices(trace_.tracks())) {
       metadata("thread_name", track, "name", quoted(trace_.tracks()[track]));
       metadata("thread_sort_index", track, "sort_index", std::to_string(track));
     }
@@ -222,8 +224,7 @@ class Writer {
   void write_counters() {
     for (const Trace::MemorySample& sample : trace_.memory()) {
       Args args;
-      for (std::size_t c = 0; c < sample.bytes.size(); ++c)
-        args.add(name(static_cast<MemoryCategory>(c)), sample.bytes[c]);
+      for (const std::size_t c : indices(sample.bytes)) args.add(name(static_cast<MemoryCategory>(c)), sample.bytes[c]);
       event("C", 0, sample.time, R"(,"name":"memory bytes","args":)" + args.text());
     }
     for (const Trace::Count& count : trace_.counts())

@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd {
 
 std::string_view name(MemoryCategory category) {
@@ -39,7 +41,7 @@ std::string format_bytes(std::int64_t bytes) {
 
 std::string describe(const CategoryBytes& bytes) {
   std::vector<int> order;
-  for (int i = 0; i < kNumCategories; ++i)
+  for (const int i : up_to(kNumCategories))
     if (bytes[static_cast<std::size_t>(i)] != 0) order.push_back(i);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
     return bytes[static_cast<std::size_t>(a)] > bytes[static_cast<std::size_t>(b)];

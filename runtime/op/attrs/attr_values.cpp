@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "runtime/op/attrs/attr_text.h"
+#include "runtime/tensor/indices.h"
 #include "runtime/tensor/quantity.h"
 
 namespace sherd {
@@ -33,7 +34,7 @@ void read_dims(Dims& value, AttrReader& in) {
 
 void read_dtype(DType& value, AttrReader& in) {
   const std::string_view word = in.word();
-  for (int i = 0; i < kNumDTypes; ++i)
+  for (const int i : up_to(kNumDTypes))
     if (const auto dtype = static_cast<DType>(i); name(dtype) == word) {
       value = dtype;
       return;

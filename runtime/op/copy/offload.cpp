@@ -13,6 +13,7 @@
 #include "runtime/op/core/infer.h"
 #include "runtime/op/unit/buffer_views.h"
 #include "runtime/op/unit/unit.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -35,7 +36,7 @@ Metas infer_copy(const InferCall& call) {
         name(a.kind), call.in.size() - 1);
   const std::size_t here = a.kind == CopyKind::evict ? call.in.size() - 1 : 0;
   std::int64_t padded = 0, padding_after_the_last = 0;
-  for (std::size_t i = 0; i < call.in.size(); ++i) {
+  for (const std::size_t i : indices(call.in)) {
     const TensorMeta& t = required(call, i);
     check(t.dtype == DType::u8 && t.ndim() == 1 && t.is_contiguous(), "{}: input {} is {}; {} u8[n]", call.op.name, i,
           t, i == here ? "where homes go is" : "homes are");

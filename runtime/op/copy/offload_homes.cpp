@@ -2,6 +2,7 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/op/core/capture_sink.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -25,7 +26,7 @@ void forget_failure(Storage& home) {
 
 Tensor OffloadHomes::take(std::int64_t bytes) {
   OfSize& size = sizes_[bytes];
-  for (std::size_t tried = 0; tried < size.homes.size(); ++tried) {
+  for (const std::size_t tried : indices(size.homes)) {
     const Tensor& home = size.homes[(size.next + tried) % size.homes.size()];
     if (!is_free(home)) continue;
     size.next = (size.next + tried + 1) % size.homes.size();

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cctype>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd {
 
 namespace {
@@ -56,7 +58,7 @@ bool has(const DimsTerm& term, char letter) { return term.letters.find(letter) !
 
 std::uint32_t where(std::span<const DimsTerm> terms, char letter) {
   std::uint32_t mask = 0;
-  for (std::size_t i = 0; i < terms.size(); ++i)
+  for (const std::size_t i : indices(terms))
     if (has(terms[i], letter)) mask |= 1u << i;
   return mask;
 }
@@ -77,14 +79,14 @@ Factor* find(std::vector<Factor>& factors, char letter) {
 
 // Factors in the order in which the inputs first name them; sizes from the shapes of inputs that are not absent.
 void bind_letters(const DimsSpec& spec, std::span<const Shape* const> inputs, std::vector<Factor>& factors) {
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
+  for (const std::size_t i : indices(inputs)) {
     if (!inputs[i]) continue;
     const Shape& shape = *inputs[i];
     const DimsTerm& term = spec.inputs[i];
     const int count = static_cast<int>(term.letters.size()), lead = shape.size() - count;
     check(lead == 0 || (lead > 0 && term.ellipsis), "input {} has shape {}; its dims are \"{}{}\"", i, shape,
           term.ellipsis ? "..." : "", term.letters);
-    for (int d = 0; d < count; ++d) {
+    for (const int d : up_to(count)) {
       const char letter = term.letters[static_cast<std::size_t>(d)];
       const std::int64_t size = shape[lead + d];
       if (const Factor* known = find(factors, letter))
@@ -99,14 +101,14 @@ void bind_letters(const DimsSpec& spec, std::span<const Shape* const> inputs, st
 // The broadcast leading dims, outermost first.
 std::vector<Factor> bind_ellipsis(const DimsSpec& spec, std::span<const Shape* const> inputs) {
   Shape lead;
-  for (std::size_t i = 0; i < inputs.size(); ++i)
+  for (const std::size_t i : indices(inputs))
     if (inputs[i] && spec.inputs[i].ellipsis) {
       const Shape& shape = *inputs[i];
       const auto count = static_cast<std::size_t>(shape.size()) - spec.inputs[i].letters.size();
       lead = broadcast(lead, Shape(std::span(shape.begin(), count)));
     }
   std::vector<Factor> factors;
-  for (int d = 0; d < lead.size(); ++d) {
+  for (const int d : indices(lead)) {
     Factor f{'.', FactorKind::batch, lead[d], 0, 0};
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       if (!inputs[i] || !spec.inputs[i].ellipsis) continue;
@@ -155,7 +157,7 @@ BoundDims bind_dims(const DimsSpec& spec, std::span<const Shape* const> inputs) 
   for (const DimsTerm& term : spec.outputs) {
     Shape shape;
     if (term.ellipsis)
-      for (std::size_t d = 0; d < num_lead; ++d) shape.push_back(bound.factors[d].size);
+      for (const std::size_t d : up_to(num_lead)) shape.push_back(bound.factors[d].size);
     for (char letter : term.letters) {
       if (const Factor* f = find(bound.factors, letter)) {
         shape.push_back(f->size);
@@ -184,7 +186,7 @@ OpCost op_cost(const Op& op, MetaList in, AttrsView attrs, std::span<const Tenso
   const auto num_mutated = static_cast<std::size_t>(op.mutated ? op.mutated(call) : 0);
   std::int64_t largest = 0;
   int num_operands = 0;  // floating inputs of the product, if it is one; indices are not operands
-  for (std::size_t i = 0; i < in.size(); ++i) {
+  for (const std::size_t i : indices(in)) {
     const TensorMeta& t = in[i];
     if (t.absent) continue;
     num_operands += is_floating(t.dtype);

@@ -9,6 +9,7 @@
 #include "runtime/exec/running_op.h"
 #include "runtime/op/core/capture_sink.h"
 #include "runtime/op/core/trace_op.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -19,7 +20,7 @@ std::atomic<LayerFunction> g_dist_layer{nullptr};
 // Error for an input that is left out, unless the row says that it may be.
 [[gnu::cold, gnu::noinline]] void check_optional(const Op& op, std::span<const Tensor> in) {
   if (op.optional == kAnyInput) return;
-  for (std::size_t i = 0; i < in.size(); ++i)
+  for (const std::size_t i : indices(in))
     if (!in[i].defined() && (i >= 32 || (op.optional >> i & 1u) == 0))
       fail_empty(fmt::format("input {} of {}", i, op.name));
 }
@@ -144,7 +145,7 @@ void wait_to_write(std::span<const Tensor> tensors) {
 void check_present(const OpCall& call) {
   if (call.op.traits.waits) return;
   const ResidencyChange& change = call.op.residency;
-  for (std::size_t i = 0; i < call.in.size(); ++i) {
+  for (const std::size_t i : indices(call.in)) {
     const Tensor& t = call.in[i];
     if (t.defined() && t.storage() && !change.restores_input(i, call.attrs) && !change.releases_input(i, call.attrs))
       t.storage()->check_present();
@@ -195,7 +196,7 @@ void run_kernel(const OpCall& call, const RowKernels& kernels, std::span<const T
 // both come this way, so both round alike.
 void write_into(const OpCall& call, const RowKernels& kernels, const Metas& metas, Device device) {
   check(metas.size() == call.into.size(), "{} outputs for {} destinations", metas.size(), call.into.size());
-  for (std::size_t i = 0; i < metas.size(); ++i)
+  for (const std::size_t i : indices(metas))
     check(metas[i].shape == call.into[i].shape() && metas[i].dtype == call.into[i].dtype(),
           "the destination is {}, the result is {}{}", call.into[i], name(metas[i].dtype), metas[i].shape);
   if (device.is_meta()) return;
@@ -230,7 +231,7 @@ void call_view_into(const OpCall& call) {
 // The inputs that the row wrote in place get a new version.
 inline void bump_mutated(const OpCall& call) {
   if (!call.op.mutated || call.op.traits.versions) return;
-  for (std::size_t i = 0, n = num_mutated(call); i < n; ++i)
+  for (const std::size_t i : up_to(num_mutated(call)))
     if (const Tensor& t = call.in[i]; t.storage()) t.storage()->bump_version();
 }
 
@@ -240,7 +241,7 @@ Tensors run_on_device(const OpCall& call, Device device);
 Tensors run_with_scalars_brought(const OpCall& call, Device device) {
   Tensors in{std::span<const Tensor>(call.in)};
   const std::size_t written = num_mutated(call);
-  for (std::size_t i = 0; i < in.size(); ++i) {
+  for (const std::size_t i : indices(in)) {
     if (!lies_elsewhere(in[i], device)) continue;
     if (i < written)  // it would write into the copy
       fail("input {}, which it writes to, is on {}, others are on {}; move it with to()", i, to_string(in[i].device()),
@@ -328,7 +329,7 @@ void rethrow_with_context(const OpCall& call, Error& error) {
   if (error.has("inputs")) throw;
   std::string inputs;
   const std::size_t shown = std::min<std::size_t>(call.in.size(), 6);
-  for (std::size_t i = 0; i < shown; ++i) inputs += (i ? "  " : "") + describe(call.in[i]);
+  for (const std::size_t i : up_to(shown)) inputs += (i ? "  " : "") + describe(call.in[i]);
   if (shown < call.in.size()) inputs += fmt::format("  ... {} in all", call.in.size());
   error.add("op", fmt::format("{}{}{}", call.op.name, call.attrs.empty() ? "" : " ", call.attrs.print()));
   error.add("inputs", inputs.empty() ? "none" : inputs);

@@ -2,6 +2,7 @@
 
 #include "runtime/op/attrs/attr_text.h"
 #include "runtime/op/core/step_names.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -63,7 +64,7 @@ std::shared_ptr<const StepSetting> setting_called(std::string_view name) {
   if (auto known = find_setting(name)) return known;
   for (void (*const make)() : made_on_asking()) make();
   for (const StateCells* cells : Registered<StateCells>::living())
-    for (std::size_t field = 0; field < cells->kind().fields.size(); ++field)
+    for (const std::size_t field : indices(cells->kind().fields))
       if (cells->name_of(field) == name) return cells->setting(field);
   return nullptr;
 }

@@ -6,6 +6,7 @@
 
 #include "runtime/exec/backend.h"
 #include "runtime/op/copy/offload.h"
+#include "runtime/tensor/indices.h"
 #include "runtime/tensor/nearest.h"
 
 namespace sherd {
@@ -34,7 +35,7 @@ void OpTable::kernel(const Op& row, Device::Kind backend, Kernel function, Scrat
 }
 
 void OpTable::kernel(const Op& row, Kernel function) {
-  for (int backend = 0; backend < kNumBackends; ++backend) kernel(row, static_cast<Device::Kind>(backend), function);
+  for (const int backend : up_to(kNumBackends)) kernel(row, static_cast<Device::Kind>(backend), function);
 }
 
 void OpTable::scratch(const Op& row, Device::Kind backend, Scratch function) {

@@ -7,6 +7,7 @@
 #include "runtime/op/core/grad_mode.h"
 #include "runtime/op/core/host_reads.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 #include "runtime/tensor/pool.h"
 
 namespace sherd {
@@ -90,7 +91,7 @@ Tensor TensorHandle::over(Ref<Storage> storage, const Shape& shape, const Stride
                           DType dtype) {
   check(storage.get() != nullptr, "Tensor::over() of {}{} is given no storage", name(dtype), shape);
   std::int64_t last = offset;
-  for (int i = 0; i < shape.size(); ++i) last += (shape[i] - 1) * strides[i];
+  for (const int i : indices(shape)) last += (shape[i] - 1) * strides[i];
   check(sherd::numel(shape) == 0 || (offset >= 0 && (last + 1) * byte_size(dtype) <= storage->bytes()),
         "{}{} at element {} does not fit a storage of {} bytes", name(dtype), shape, offset, storage->bytes());
   const Device device = storage->device();
@@ -243,8 +244,8 @@ std::vector<T> Tensor::to_vector() const {
     Dims index = Dims::filled(ndim(), 0);
     for (std::size_t begin = 0; begin < result.size(); begin += static_cast<std::size_t>(length)) {
       const S* row = data<S>();
-      for (int i = 0; i < rows; ++i) row += index[i] * strides()[i];
-      for (std::int64_t i = 0; i < length; ++i)
+      for (const int i : up_to(rows)) row += index[i] * strides()[i];
+      for (const std::int64_t i : up_to(length))
         result[begin + static_cast<std::size_t>(i)] = convert<T>(row[i * stride]);
       for (int i = rows - 1; i >= 0 && ++index[i] == shape()[i]; --i) index[i] = 0;
     }

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "runtime/op/core/tensor.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -30,7 +31,7 @@ class Printer {
   template <class Fn>
   void for_each_shown(int dim, std::int64_t at, const Fn& fn) const {
     if (dim == shape_.size()) return fn(values_[static_cast<std::size_t>(at)]);
-    for (std::int64_t i = 0; i < shape_[dim]; ++i)
+    for (const std::int64_t i : up_to(shape_[dim]))
       if (!is_cut(shape_, dim) || i < kEdge || i >= shape_[dim] - kEdge)
         for_each_shown(dim + 1, at + i * strides_[dim], fn);
   }

@@ -15,6 +15,7 @@
 #include "runtime/op/core/infer.h"
 #include "runtime/op/unit/alone.h"
 #include "runtime/op/unit/buffer_views.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -77,7 +78,7 @@ Metas infer_reduce(const InferCall& call) {
   check(full.dtype == DType::u8 && full.ndim() == 1 && full.is_contiguous(), "{}: gradients are {}; give them as u8",
         call.op.name, full);
   check(a.in_flight >= 1, "{}: {} reductions in flight; the least is 1", call.op.name, a.in_flight);
-  for (std::size_t m = 0; m < a.pieces.size(); ++m) {
+  for (const std::size_t m : indices(a.pieces)) {
     const ReducedPiece& p = a.pieces[m];
     const UnitPiece& piece = piece_of(call, unit, p.piece);
     const std::int64_t bytes = numel(piece.shape) * byte_size(piece.full_dtype);
@@ -98,7 +99,7 @@ Metas infer_replica_sum(const InferCall& call) {
   const UnitLayout& unit = unit_of(call, a.unit);
   check(a.in_flight >= 0, "{}: {} sums in flight; the least is 1, and 0 any number", call.op.name, a.in_flight);
   std::size_t next = a.pieces.size();
-  for (std::size_t m = 0; m < a.pieces.size(); ++m) {
+  for (const std::size_t m : indices(a.pieces)) {
     const SummedPiece& p = a.pieces[m];
     const UnitPiece& piece = piece_of(call, unit, p.piece);
     const TensorMeta& sum = check_part(call, m, unit, piece);
@@ -158,7 +159,7 @@ std::string part_of(const UnitLayout& unit, const std::vector<bool>& takes_part)
   if (missing == 0) return "";
   const bool lists_missing = missing <= there;
   std::string names;
-  for (std::size_t i = 0; i < takes_part.size(); ++i) {
+  for (const std::size_t i : indices(takes_part)) {
     if (takes_part[i] == lists_missing) continue;
     const std::string& name = unit.pieces[i].name;
     names += fmt::format("{}{}", names.empty() ? "" : ", ", name.empty() ? fmt::format("piece {}", i) : name);
@@ -239,7 +240,7 @@ struct Reduction {
 // One shard only: cast, scale and add here, on the device that they are on.
 void reduce_here(const Reduction& r) {
   std::vector<AlonePart> parts;
-  for (std::size_t m = 0; m < r.out.size(); ++m) {
+  for (const std::size_t m : indices(r.out)) {
     const ReducedPiece& p = r.attrs.pieces[m];
     const UnitPiece& piece = r.unit.piece(p.piece);
     if (p.kind != r.kind) continue;
@@ -329,7 +330,7 @@ ReplicaSum sums_of(const KernelCall& c, const ReplicaSumAttrs& attrs) {
   ReplicaSum result;
   std::vector<bool> takes_part(attrs.unit->pieces.size());
   std::size_t next = attrs.pieces.size();
-  for (std::size_t m = 0; m < attrs.pieces.size(); ++m) {
+  for (const std::size_t m : indices(attrs.pieces)) {
     const SummedPiece& p = attrs.pieces[m];
     takes_part[static_cast<std::size_t>(p.piece)] = true;
     const Tensor& sum = c.in[m];
@@ -386,7 +387,7 @@ void run_replica_sum(const KernelCall& c) {
   if (device == Device::cpu()) return submit_sums(attrs, std::move(sums), bytes, group);
   // On a device sums are written, and compute stores them: it waits there.
   std::vector<Loan> loans;
-  for (std::size_t m = 0; m < attrs.pieces.size(); ++m) lend_once(loans, c.in[m].storage(), true);
+  for (const std::size_t m : indices(attrs.pieces)) lend_once(loans, c.in[m].storage(), true);
   group.issue(std::move(sums.call), {.queue = queue_of(kReplicateQueue, device),
                                      .name = "replica_sum",
                                      .subject = unit.name,

@@ -8,6 +8,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/core/living.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -65,7 +66,7 @@ bool fits_memory(const UnitPiece& p) {
 // Elements for each index of the dim that is sharded.
 std::int64_t row_elements(const UnitPiece& p) {
   std::int64_t row = 1;
-  for (int d = 0; d < p.shape.size(); ++d) row *= d == p.dim ? 1 : p.shape[d];
+  for (const int d : indices(p.shape)) row *= d == p.dim ? 1 : p.shape[d];
   return row;
 }
 
@@ -116,7 +117,7 @@ void UnitLayout::check_sound() const {
         shard_bytes, full_bytes);
   check(!in_place || shard_bytes == full_bytes,
         "unit \"{}\": {} bytes of shards and {} of full tensors are not one buffer", name, shard_bytes, full_bytes);
-  for (std::size_t i = 0; i < pieces.size(); ++i) check_piece(*this, i);
+  for (const std::size_t i : indices(pieces)) check_piece(*this, i);
 }
 
 UnitLayoutPtr UnitLayout::intern(UnitLayout layout) {
@@ -162,13 +163,13 @@ std::int64_t UnitLayout::count(const UnitPiece& p, int of_shard) const {
 
 std::int64_t UnitLayout::blocks(const UnitPiece& p) {
   std::int64_t blocks = 1;
-  for (int d = 0; d < p.dim; ++d) blocks *= p.shape[d];
+  for (const int d : up_to(p.dim)) blocks *= p.shape[d];
   return std::max(blocks, std::int64_t{1});  // of no elements
 }
 
 std::vector<std::int64_t> UnitLayout::counts(const UnitPiece& p) const {
   std::vector<std::int64_t> result(static_cast<std::size_t>(shards));
-  for (int r = 0; r < shards; ++r) result[static_cast<std::size_t>(r)] = count(p, r);
+  for (const int r : up_to(shards)) result[static_cast<std::size_t>(r)] = count(p, r);
   return result;
 }
 
