@@ -8,6 +8,7 @@
 #include "runtime/op/core/vjp_call.h"
 #include "runtime/op/rows/attention_attrs.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -60,7 +61,7 @@ Metas infer_attention(const InferCall& c) {
 void attention_vjp(VjpCall& c) {
   Tensor in[] = {c.grad(), c.in(0), c.in(1), c.in(2), c.out(0), c.out(1)};
   Tensors gradients = call_op(op::scaled_dot_product_attention_backward, in, c.attrs);
-  for (std::size_t i = 0; i < 3; ++i) c.give(i, std::move(gradients[i]));
+  for (const std::size_t i : up_to(3)) c.give(i, std::move(gradients[i]));
 }
 
 Metas infer_attention_backward(const InferCall& c) {

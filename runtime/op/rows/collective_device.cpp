@@ -8,6 +8,7 @@
 #include "runtime/exec/backend.h"
 #include "runtime/op/rows/collective_attrs.h"
 #include "runtime/op/rows/collective_cut.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -37,7 +38,7 @@ struct Block {
 std::vector<Block> blocks_of(const Cut& cut, const Tensor& whole, const Tensor& blocks) {
   std::vector<Block> result;
   std::int64_t at = 0;
-  for (int r = 0; r < cut.parts; ++r) {
+  for (const int r : up_to(cut.parts)) {
     const Shape shape{cut.outer, cut.line(r)};
     result.push_back({Tensor::make(whole.storage(), shape, {cut.n * cut.inner, 1}, whole.offset() + cut.first(r),
                                    whole.dtype(), whole.device()),

@@ -23,6 +23,7 @@
 #include "runtime/op/rows/einsum_equation.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/rows/view_attrs.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -88,7 +89,7 @@ Operand diagonal(const Operand& x, int first, int second) {
   std::vector<int> order;
   Operand y{{}, x.labels};
   Shape shape;
-  for (int d = 0; d < x.tensor.ndim(); ++d)
+  for (const int d : up_to(x.tensor.ndim()))
     if (d != first && d != second) {
       order.push_back(d);
       shape.push_back(x.tensor.shape()[d]);
@@ -253,7 +254,7 @@ Operand product(Operand a, Operand b, const Labels& wanted) {
 // operands.
 Labels wanted_of(const std::vector<Operand>& operands, const Labels& output, std::size_t i, std::size_t j) {
   Labels wanted = output;
-  for (std::size_t o = 0; o < operands.size(); ++o)
+  for (const std::size_t o : indices(operands))
     for (char c : operands[o].labels)
       if (o != i && o != j && !has(wanted, c)) wanted += c;
   return wanted;
@@ -263,7 +264,7 @@ std::pair<std::size_t, std::size_t> next_pair(const std::vector<Operand>& operan
   std::pair<std::size_t, std::size_t> best{0, 1};
   std::tuple<bool, double> lowest{true, 0};
   for (std::size_t i = 0; i + 1 < operands.size(); ++i)
-    for (std::size_t j = i + 1; j < operands.size(); ++j) {
+    for (const std::size_t j : Numbers<std::size_t>(i + 1, operands.size())) {
       const Labels &a = operands[i].labels, &b = operands[j].labels;
       const Labels shared = those_of(a, [&](char c) { return has(b, c); });
       double elements = 1;
@@ -281,13 +282,13 @@ std::pair<std::size_t, std::size_t> next_pair(const std::vector<Operand>& operan
 
 Tensor evaluate(const EinsumEquation& equation, std::span<const Tensor> tensors) {
   std::vector<Operand> operands;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
+  for (const std::size_t i : indices(tensors)) {
     check(tensors[i].dtype() == tensors[0].dtype(),
           "einsum: dtypes differ: {} of operand 0 and {} of operand {}; cast one", name(tensors[0].dtype()),
           name(tensors[i].dtype()), i);
     operands.push_back(without_broadcast(without_repeats({tensors[i], equation.inputs[i]}), equation));
   }
-  for (std::size_t i = 0; i < operands.size(); ++i)
+  for (const std::size_t i : indices(operands))
     operands[i] = summed_to(std::move(operands[i]), wanted_of(operands, equation.output, i, i));
   while (operands.size() > 1) {
     const auto [i, j] = next_pair(operands, equation);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cctype>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd {
 
 namespace {
@@ -71,7 +73,7 @@ EinsumLabels labels_of(std::string_view term, std::size_t i, const Tensor& opera
 // Sizes of labels so far, and those of operand i.
 void bind_sizes(EinsumEquation& equation, std::size_t i, const Tensor& operand) {
   const EinsumLabels& labels = equation.inputs[i];
-  for (std::size_t d = 0; d < labels.size(); ++d) {
+  for (const std::size_t d : indices(labels)) {
     const std::int64_t size = operand.shape()[static_cast<int>(d)];
     const std::size_t first = labels.find(labels[d]);
     check(size == operand.shape()[static_cast<int>(first)],
@@ -119,7 +121,7 @@ EinsumEquation parse_einsum(std::string_view text, std::span<const Tensor> opera
   EinsumEquation equation;
   equation.sizes.fill(-1);
   int ellipsis_dims = 0;
-  for (std::size_t i = 0; i < terms.size(); ++i) {
+  for (const std::size_t i : indices(terms)) {
     check(operands[i].defined(), "einsum: operand {} is undefined", i);
     equation.inputs.push_back(labels_of(terms[i], i, operands[i]));
     bind_sizes(equation, i, operands[i]);

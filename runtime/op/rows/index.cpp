@@ -5,6 +5,7 @@
 #include "runtime/op/rows/index_attrs.h"
 #include "runtime/op/rows/view_attrs.h"
 #include "runtime/op/rows/vjp.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -22,7 +23,7 @@ Metas infer_cat(const InferCall& call) {
   const int dim = call.attrs.as<DimAttrs>().dim;
   check(first.ndim() > 0, "cat of 0-d tensors; use stack()");
   Shape shape = first.shape;
-  for (std::size_t i = 1; i < call.in.size(); ++i) {
+  for (const std::size_t i : Numbers<std::size_t>(1, call.in.size())) {
     const TensorMeta& t = required(call, i);
     check(t.dtype == first.dtype, "cat of {} and {}: dtypes differ", first, t);
     bool fits = t.ndim() == first.ndim();
@@ -107,7 +108,7 @@ std::int64_t index_select_scratch(const InferCall& call) {
 void cat_vjp(VjpCall& c) {
   const int dim = c.attrs.as<DimAttrs>().dim;
   std::int64_t start = 0;
-  for (std::size_t i = 0; i < c.num_inputs(); ++i) {
+  for (const std::size_t i : up_to(c.num_inputs())) {
     const std::int64_t size = c.in_shape(i)[dim];
     c.give(i, op::narrow, NarrowAttrs{dim, start, size}, c.grad());
     start += size;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd {
 
 namespace {
@@ -71,13 +73,13 @@ ProductCalls::ProductCalls(Shape dims, BatchedMatrix a, BatchedMatrix b, std::in
   }
   const int inner = std::min(uniform_dims(dims, a.batch), uniform_dims(dims, b.batch));
   const int outer = dims.size() - inner;
-  for (int d = outer; d < dims.size(); ++d) batch *= dims[d];
+  for (const int d : Numbers<int>(outer, dims.size())) batch *= dims[d];
   if (inner > 0) {
     stride_a = a.batch.back();
     stride_b = b.batch.back();
   }
   stride_c = rows * columns;
-  for (int d = 0; d < outer; ++d) {
+  for (const int d : up_to(outer)) {
     count *= dims[d];
     outer_.push_back(dims[d]);
     outer_a_.push_back(a.batch[d]);

@@ -6,6 +6,7 @@
 #include "runtime/op/rows/norm_attrs.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/rows/view_attrs.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -78,13 +79,13 @@ Tensor weight_or_none(const VjpCall& c) { return c.in_shape(1).empty() ? Tensor(
 void layer_norm_vjp(VjpCall& c) {
   Tensor in[] = {c.grad(), c.in(0), weight_or_none(c), c.out(1), c.out(2)};
   Tensors gradients = call_op(op::layer_norm_backward, in, {});
-  for (std::size_t i = 0; i < 3; ++i) c.give(i, std::move(gradients[i]));
+  for (const std::size_t i : up_to(3)) c.give(i, std::move(gradients[i]));
 }
 
 void rms_norm_vjp(VjpCall& c) {
   Tensor in[] = {c.grad(), c.in(0), weight_or_none(c), c.out(1)};
   Tensors gradients = call_op(op::rms_norm_backward, in, {});
-  for (std::size_t i = 0; i < 2; ++i) c.give(i, std::move(gradients[i]));
+  for (const std::size_t i : up_to(2)) c.give(i, std::move(gradients[i]));
 }
 
 // Operations per element, counted from the kernels' formulas; one more for a weight and one for a bias.

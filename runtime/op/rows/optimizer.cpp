@@ -7,6 +7,7 @@
 #include "runtime/op/core/infer.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/rows/optimizer.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -26,12 +27,12 @@ void check_state(const TensorMeta& state, const TensorMeta& param, std::size_t i
 }
 
 void check_lists(const InferCall& call, std::size_t n, std::span<const std::string_view> states) {
-  for (std::size_t i = 0; i < n; ++i) {
+  for (const std::size_t i : up_to(n)) {
     const TensorMeta& param = required(call, i);
     check(param.dtype == DType::f32 || param.dtype == DType::f64,
           "parameter {} is {}; optimizers update f32 or f64 (keep a 16-bit copy beside it)", i, param);
     check_state(param, param, i, "parameter");
-    for (std::size_t s = 0; s < states.size(); ++s) check_state(required(call, (s + 1) * n + i), param, i, states[s]);
+    for (const std::size_t s : indices(states)) check_state(required(call, (s + 1) * n + i), param, i, states[s]);
     const TensorMeta& grad = required(call, (states.size() + 1) * n + i);
     check(grad.shape == param.shape, "gradient {} is {}, its parameter is {}", i, grad, param);
     check(is_floating(grad.dtype), "gradient {} is {}; it must be a floating type", i, grad);
@@ -89,7 +90,7 @@ int mutated_sgd(const InferCall& call) {
 Metas infer_count_step(const InferCall& call) {
   const int count = call.attrs.as<CountStepAttrs>().count;
   check_count(call, count, 1, 1);
-  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) check_scalar(required(call, i), "a count");
+  for (const std::size_t i : up_to(static_cast<std::size_t>(count))) check_scalar(required(call, i), "a count");
   check_scalar(required(call, static_cast<std::size_t>(count)), "scale");
   return {};
 }
@@ -99,7 +100,7 @@ int mutated_count_step(const InferCall& call) { return call.attrs.as<CountStepAt
 Metas power_sum_of_inputs(const InferCall& call, std::size_t first) {
   const double p = call.attrs.as<PowerSumAttrs>().p;
   check(p > 0, "power_sum needs p > 0 (infinity for the maximum), got {}", p);
-  for (std::size_t i = first; i < call.in.size(); ++i)
+  for (const std::size_t i : Numbers<std::size_t>(first, call.in.size()))
     check(is_floating(required(call, i).dtype), "power_sum: tensor {} is {}; it must be a floating type", i - first,
           call.in[i]);
   return {{.shape = {}, .dtype = DType::f64}};
@@ -124,7 +125,7 @@ std::int64_t scratch_power_sum(const InferCall& call) {
 // Operations per element of the first inputs, counted from the kernels.
 double list_flops(const InferCall& call, std::size_t count, int per_element) {
   double elements = 0;
-  for (std::size_t i = 0; i < count; ++i) elements += static_cast<double>(call.in[i].numel());
+  for (const std::size_t i : up_to(count)) elements += static_cast<double>(call.in[i].numel());
   return per_element * elements;
 }
 // The scaled gradient 1, first moment 3, second moment 4, decay and step 6.
@@ -157,7 +158,7 @@ void check_equal_counts(std::string_view what, std::size_t count, std::size_t pa
 // Each rank updates its own elements, so a parameter and its state must have one layout; equal local shapes do not
 // prove that.
 void check_same_layouts(std::string_view what, std::span<const Tensor> tensors, std::span<const Tensor> params) {
-  for (std::size_t i = 0; i < tensors.size(); ++i)
+  for (const std::size_t i : indices(tensors))
     check(tensors[i].layout() == params[i].layout(),
           "{} {} is {}, its parameter is {}: redistribute() one to the other", what, i, tensors[i], params[i]);
 }

@@ -6,6 +6,7 @@
 #include "runtime/op/rows/reduce_attrs.h"
 #include "runtime/op/rows/view_attrs.h"
 #include "runtime/op/rows/vjp.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -15,7 +16,7 @@ bool has(std::uint64_t mask, int dim) { return (mask >> dim) & 1u; }
 
 Shape reduced_shape(const Shape& shape, std::uint64_t mask, bool keep_dims) {
   Shape result;
-  for (int d = 0; d < shape.size(); ++d)
+  for (const int d : indices(shape))
     if (!has(mask, d)) result.push_back(shape[d]);
     else if (keep_dims) result.push_back(1);
   return result;
@@ -23,7 +24,7 @@ Shape reduced_shape(const Shape& shape, std::uint64_t mask, bool keep_dims) {
 
 std::int64_t reduced_count(const Shape& shape, std::uint64_t mask) {
   std::int64_t count = 1;
-  for (int d = 0; d < shape.size(); ++d)
+  for (const int d : indices(shape))
     if (has(mask, d)) count *= shape[d];
   return count;
 }

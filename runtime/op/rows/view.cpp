@@ -9,6 +9,7 @@
 #include "runtime/op/rows/pointwise_attrs.h"
 #include "runtime/op/rows/view_attrs.h"
 #include "runtime/op/rows/vjp.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -50,7 +51,7 @@ Metas alias(const TensorMeta& x, const Shape& shape, const Strides& strides, std
 Shape resolve(const Tensor& x, Shape shape) {
   int unknown = -1;
   std::int64_t known = 1;
-  for (int i = 0; i < shape.size(); ++i) {
+  for (const int i : indices(shape)) {
     if (shape[i] == -1) {
       check(unknown < 0, "shape {}: only one dim may be -1", shape);
       unknown = i;
@@ -124,7 +125,7 @@ void view_vjp(VjpCall& c) { c.give(0, reshape(c.grad(), c.in_shape(0))); }
 void permute_vjp(VjpCall& c) {
   const Dims& order = c.attrs.as<PermuteAttrs>().order;
   Dims inverse = Dims::filled(order.size(), 0);
-  for (int i = 0; i < order.size(); ++i) inverse[static_cast<int>(order[i])] = i;
+  for (const int i : indices(order)) inverse[static_cast<int>(order[i])] = i;
   c.give(0, op::permute, PermuteAttrs{inverse}, c.grad());
 }
 
@@ -242,7 +243,7 @@ Tensor flatten(Tensor x, int first_dim, int last_dim) {
   check(first <= last, "flatten of {}: the first dim {} lies behind the last {}", x, first_dim, last_dim);
   Shape shape;
   std::int64_t merged = 1;
-  for (int d = 0; d < x.ndim(); ++d) {
+  for (const int d : up_to(x.ndim())) {
     if (d < first || d > last) shape.push_back(x.shape()[d]);
     else merged *= x.shape()[d];
     if (d == last) shape.push_back(merged);
