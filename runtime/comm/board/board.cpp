@@ -8,6 +8,7 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/os/allowed_cpus.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::comm {
 
@@ -33,7 +34,7 @@ bool may_spin(const BoardMemory& memory) {
 /// Shows how far this rank has come.
 void advance(const BoardMemory& memory, std::atomic<std::uint64_t> RankCell::* counter, std::uint64_t value) {
   (memory.own().*counter).store(value, std::memory_order_seq_cst);
-  for (int peer = 0; peer < memory.size(); ++peer) memory.ring(peer);
+  for (const int peer : up_to(memory.size())) memory.ring(peer);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "runtime/comm/group/division.h"
 #include "runtime/comm/store/hmac.h"
 #include "runtime/exec/purpose.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::comm {
 
@@ -34,8 +35,8 @@ std::vector<int> list_of(std::string_view bytes) {
 /// Error, the same on every rank, unless the lists, by rank, divide the group.
 void check_lists(const std::vector<std::vector<int>>& lists) {
   const auto size = static_cast<int>(lists.size());
-  for (int r = 0; r < size; ++r) check_ranks(lists[static_cast<std::size_t>(r)], r, size);
-  for (int r = 0; r < size; ++r) {
+  for (const int r : up_to(size)) check_ranks(lists[static_cast<std::size_t>(r)], r, size);
+  for (const int r : up_to(size)) {
     const std::vector<int>& list = lists[static_cast<std::size_t>(r)];
     for (const int member : list) {
       const std::vector<int>& other = lists[static_cast<std::size_t>(member)];
@@ -60,7 +61,7 @@ std::string members_text(std::span<const int> ranks) {
 BoardGroup::BoardGroup(std::string_view kind, const std::shared_ptr<std::byte>& memory, const BoardOptions& options,
                        std::string name)
     : BoardLane(*this, {options.rank, options.size, kind, std::move(name), kAllAbilities}, memory, options) {
-  for (int index = 1; index < kNumLanes; ++index) {
+  for (const int index : Numbers<int>(1, kNumLanes)) {
     BoardOptions of_lane = options;
     of_lane.lane = index;
     const GroupFacts facts{rank(), size(), kind, this->name(), abilities()};

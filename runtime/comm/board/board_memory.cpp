@@ -10,6 +10,8 @@
 #include <limits>
 #include <thread>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd::comm {
 
 namespace {
@@ -33,9 +35,9 @@ std::size_t BoardMemory::num_bytes(int size, std::size_t window_bytes) {
 void BoardMemory::format(std::byte* bytes, int size) {
   std::construct_at(reinterpret_cast<BoardHeader*>(bytes));
   RankCell* const cells = cells_of(bytes);
-  for (int i = 0; i < size * kNumLanes; ++i) std::construct_at(cells + i);
+  for (const int i : up_to(size * kNumLanes)) std::construct_at(cells + i);
   auto* mails = reinterpret_cast<MailCell*>(cells + size * kNumLanes);
-  for (int i = 0; i < size * size * kNumLanes; ++i) std::construct_at(mails + i);
+  for (const int i : up_to(size * size * kNumLanes)) std::construct_at(mails + i);
 }
 
 std::shared_ptr<std::byte> BoardMemory::on_heap(int size, std::size_t window_bytes) {

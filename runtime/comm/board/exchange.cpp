@@ -10,6 +10,8 @@
 #include <cstring>
 #include <thread>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd::comm {
 
 namespace {
@@ -35,7 +37,7 @@ void begin_reading(const Board& board) {
 void end_reading(const Board& board) { board.memory().own().is_reading.store(0, std::memory_order_seq_cst); }
 
 void await_unread(const Board& board) {
-  for (int peer = 0; peer < board.size(); ++peer)
+  for (const int peer : up_to(board.size()))
     while (peer != board.rank() && board.memory().cell(peer).is_reading.load(std::memory_order_seq_cst) != 0)
       std::this_thread::yield();
 }
@@ -62,7 +64,7 @@ bool Exchange::agree_on_heaps(int own) {
   const auto heap = reinterpret_cast<std::intptr_t>(memory_.heap(memory_.rank()));
   heap_round_ = board_.next_round();
   std::int64_t* table = heap_table(memory_, memory_.rank(), heap_round_);
-  for (std::size_t i = 0; i < num_strips; ++i) {
+  for (const std::size_t i : up_to(num_strips)) {
     const Strip& strip = shares_.strips()[i];
     const auto share = static_cast<std::size_t>(std::max(own, 0));
     const std::int64_t first = shares_.start(i, share),
@@ -74,7 +76,7 @@ bool Exchange::agree_on_heaps(int own) {
   }
   board_.meet();
   has_met_ = true;
-  for (int rank = 0; rank < memory_.size(); ++rank) {
+  for (const int rank : up_to(memory_.size())) {
     const std::span<const std::int64_t> offsets(heap_table(memory_, rank, heap_round_), num_strips);
     if (std::ranges::find(offsets, kElsewhere) != offsets.end()) return false;
   }

@@ -3,6 +3,7 @@
 #include "runtime/comm/board/board_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/queue.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -19,7 +20,7 @@ std::vector<std::shared_ptr<BoardGroup>> subgroups_of(const ProcessGroup& group)
 CommTimes times_of_calls(HostGroup& group) {
   CommTimes times{.total = group.counts().seconds};
   times.exposed = times.total;
-  for (int k = 1; k < HostGroup::kNumLanes; ++k) times.exposed -= group.lane(k).counts().seconds;
+  for (const int k : Numbers<int>(1, HostGroup::kNumLanes)) times.exposed -= group.lane(k).counts().seconds;
   if (const auto* board = dynamic_cast<const BoardGroup*>(&group)) times.skew = board->skew_seconds();
   return times;
 }

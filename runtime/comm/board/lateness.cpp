@@ -6,6 +6,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd {
 
 std::size_t Lateness::bucket_of(std::int64_t nanoseconds) {
@@ -28,7 +30,7 @@ std::int64_t Lateness::calls() const { return std::accumulate(counts_.begin(), c
 double Lateness::median_seconds() const {
   const std::int64_t half = (calls() + 1) / 2;
   std::int64_t before = 0;
-  for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+  for (const std::size_t bucket : up_to(kBuckets)) {
     before += counts_[bucket];
     if (before >= half && before > 0) return seconds_of(bucket);
   }
@@ -36,12 +38,12 @@ double Lateness::median_seconds() const {
 }
 
 Lateness& Lateness::operator+=(const Lateness& other) {
-  for (std::size_t b = 0; b < kBuckets; ++b) counts_[b] += other.counts_[b];
+  for (const std::size_t b : up_to(kBuckets)) counts_[b] += other.counts_[b];
   return *this;
 }
 
 Lateness& Lateness::operator-=(const Lateness& other) {
-  for (std::size_t b = 0; b < kBuckets; ++b) counts_[b] -= other.counts_[b];
+  for (const std::size_t b : up_to(kBuckets)) counts_[b] -= other.counts_[b];
   return *this;
 }
 

@@ -4,6 +4,8 @@
 #include <ranges>
 #include <vector>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd::comm {
 
 namespace {
@@ -41,7 +43,7 @@ std::optional<Sleep> sleep_that_holds_up(const BoardMemory& memory, Place place)
   if (const auto main = sleep_in(memory, {place.rank, 0})) return main;
   if (memory.life(place.rank).waits_for_queue.load(std::memory_order_relaxed) == 0) return std::nullopt;
   std::optional<Sleep> only;
-  for (int lane = 1; lane < BoardMemory::kNumLanes; ++lane) {
+  for (const int lane : Numbers<int>(1, BoardMemory::kNumLanes)) {
     const std::optional<Sleep> sleep = sleep_in(memory, {place.rank, lane});
     if (sleep && only) return std::nullopt;  // which of the two is waited for is not known
     if (sleep) only = sleep;

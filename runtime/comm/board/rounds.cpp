@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd::comm {
 
 std::int64_t sum(std::span<const std::int64_t> counts) {
@@ -25,8 +27,7 @@ Reduction reduction_of(const ReduceOptions& options, int size, const CollectiveP
 
 void reduce_piece(Board& board, const Exchange& exchange, int share, const Piece& piece,
                   std::span<const std::byte*> inputs, std::byte* out, const Reduction& reduction, bool streams) {
-  for (std::size_t rank = 0; rank < inputs.size(); ++rank)
-    inputs[rank] = exchange.at(static_cast<int>(rank), share, piece);
+  for (const std::size_t rank : indices(inputs)) inputs[rank] = exchange.at(static_cast<int>(rank), share, piece);
   reduce(inputs, out, piece.count, reduction, streams);
   board.count_copied(piece.count * byte_size(reduction.out));
 }
@@ -40,7 +41,7 @@ void copy_share(Board& board, const Exchange& exchange, int from, int share, std
 
 void copy_sources(Board& board, std::span<const CollectivePart> parts, const Shares& shares) {
   const auto share = static_cast<std::size_t>(board.rank());
-  for (std::size_t i = 0; i < parts.size(); ++i) {
+  for (const std::size_t i : indices(parts)) {
     const CollectivePart& part = parts[i];
     if (part.is_in_place(board.rank())) continue;
     const std::int64_t count = part.counts[share] / part.blocks;  // of each block
@@ -48,7 +49,7 @@ void copy_sources(Board& board, std::span<const CollectivePart> parts, const Sha
     const DType out = part.out_type();
     auto* to = static_cast<std::byte*>(part.out.address) + shares.start(i, share) / part.blocks * byte_size(out);
     const auto* from = static_cast<const std::byte*>(part.in.address);
-    for (std::int64_t b = 0; b < part.blocks; ++b)
+    for (const std::int64_t b : up_to(part.blocks))
       board.count_copied(copy(to + b * block * byte_size(out), out, from + b * count * byte_size(part.dtype),
                               part.dtype, count, false));
   }
@@ -62,12 +63,12 @@ void copy_sources(Board& board, std::span<const CollectivePart> parts) {
 
 void read_gather(Board& board, const Exchange& exchange, std::span<const CollectivePart> parts, const Shares& shares) {
   const bool streams = shares.num_bytes() >= kStreamBytes;
-  for (int peer = 0; peer < board.size(); ++peer)
+  for (const int peer : up_to(board.size()))
     if (peer != board.rank() || exchange.is_in_place()) copy_share(board, exchange, peer, peer, parts, streams);
 }
 
 void show_scatter(const Board& board, Exchange& exchange) {
-  for (int peer = 0; peer < board.size(); ++peer)
+  for (const int peer : up_to(board.size()))
     if (peer != board.rank()) exchange.show(peer);
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd::comm {
 
 void Shares::add(const void* data, DType dtype, std::span<const std::int64_t> counts, std::int64_t blocks) {
@@ -32,7 +34,7 @@ void Shares::add_even(const void* data, DType dtype, std::int64_t count) {
 
 Rounds::Rounds(const Shares& shares, std::size_t slot_bytes)
     : shares_(shares), slot_bytes_(slot_bytes), cursors_(shares.num_shares()), ends_(shares.num_shares()) {
-  for (std::size_t share = 0; share < cursors_.size(); ++share) skip_finished(share);
+  for (const std::size_t share : indices(cursors_)) skip_finished(share);
 }
 
 bool Rounds::next() {
@@ -40,7 +42,7 @@ bool Rounds::next() {
   if (started_ && std::ranges::all_of(cursors_, is_used_up)) return false;
   started_ = true;
   pieces_.clear();
-  for (std::size_t share = 0; share < cursors_.size(); ++share) {
+  for (const std::size_t share : indices(cursors_)) {
     take(share);
     ends_[share] = pieces_.size();
   }

@@ -22,6 +22,7 @@
 #include "runtime/exec/running_op.h"
 #include "runtime/os/host_name.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::comm {
 
@@ -191,14 +192,14 @@ void Host::gather() {
 
 void Host::wait_for_events(const LongWait& wait) {
   std::vector<int> sockets{listener_.get()};
-  for (std::size_t rank = 1; rank < size_; ++rank)
+  for (const std::size_t rank : Numbers<std::size_t>(1, size_))
     if (segment_.lives[rank]) sockets.push_back(segment_.lives[rank].get());
   for (const Descriptor& stranger : strangers_) sockets.push_back(stranger.get());
   wait_readable(sockets, meeting_.next_look(wait.until()));
 }
 
 void Host::check_lives() const {
-  for (std::size_t rank = 1; rank < size_; ++rank)
+  for (const std::size_t rank : Numbers<std::size_t>(1, size_))
     if (segment_.lives[rank] && is_hung_up(segment_.lives[rank]))
       fail(fmt::format("rank {} died before all ranks had come", rank));
 }
@@ -254,7 +255,7 @@ void Host::note_first_sign(int rank) {
 
 std::string Host::missing_ranks() const {
   std::string text;
-  for (std::size_t rank = 0; rank < size_; ++rank)
+  for (const std::size_t rank : up_to(size_))
     if (!segment_.lives[rank]) text += fmt::format("{}{}", text.empty() ? "" : ", ", rank);
   return text;
 }

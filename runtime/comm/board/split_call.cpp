@@ -2,6 +2,7 @@
 
 #include "runtime/comm/board/board_group.h"
 #include "runtime/comm/board/rounds.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::comm {
 
@@ -11,7 +12,7 @@ bool SplitCall::fits(const Collective& call, const BoardLane& lane) {
   const std::size_t ranks = static_cast<std::size_t>(lane.size());
   const std::size_t slot = lane.board_.memory().options.window_bytes / (gathers ? 1 : ranks) / 64 * 64;
   std::size_t total = 0;
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
+  for (const std::size_t rank : up_to(ranks)) {
     std::size_t bytes = 0;
     for (const CollectivePart& part : call.parts) {
       const DType dtype = gathers ? part.out_type() : part.dtype;

@@ -8,6 +8,7 @@
 #include "runtime/comm/board/byte_stream.h"
 #include "runtime/comm/board/exchange.h"
 #include "runtime/comm/board/rounds.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::comm {
 
@@ -27,7 +28,7 @@ class SendCounts {
     while (exchange.next()) {
       exchange.show(board.rank());
       exchange.meet();
-      for (int peer = 0; peer < board.size(); ++peer)
+      for (const int peer : up_to(board.size()))
         for (const Piece& piece : exchange.pieces(peer))
           if (peer != board.rank())
             std::memcpy(counts_.data() + piece.first, exchange.at(peer, peer, piece), piece.byte_count());
@@ -63,8 +64,8 @@ void swap_parts(Board& board, std::span<const CollectivePart> parts) {
   const auto size = static_cast<std::size_t>(board.size()), me = static_cast<std::size_t>(board.rank());
   const SendCounts counts(board, parts);
   board.take_copied();  // what was written so far are counts, not elements
-  for (std::size_t from = 0; from < size; ++from)
-    for (std::size_t p = 0; p < parts.size(); ++p)
+  for (const std::size_t from : up_to(size))
+    for (const std::size_t p : indices(parts))
       if (counts.at(from, p, me) != parts[p].out_counts[from])
         board.fail_call(fmt::format("{}: rank {} sends {} elements of tensor {} to rank {}, which expects {}{}",
                                     board.call(), board.memory().root_rank(static_cast<int>(from)),
@@ -72,15 +73,15 @@ void swap_parts(Board& board, std::span<const CollectivePart> parts) {
                                     kUnlikeSizes));
 
   std::vector<ByteStream> out, in;  // to and from each rank
-  for (std::size_t rank = 0; rank < size; ++rank) {
+  for (const std::size_t rank : up_to(size)) {
     out.push_back(stream_of(parts, rank, &CollectivePart::in, &CollectivePart::counts));
     in.push_back(stream_of(parts, rank, &CollectivePart::out, &CollectivePart::out_counts));
   }
   std::size_t most = 0;
-  for (std::size_t from = 0; from < size; ++from)
-    for (std::size_t to = 0; to < size; ++to) {
+  for (const std::size_t from : up_to(size))
+    for (const std::size_t to : up_to(size)) {
       std::size_t bytes = 0;
-      for (std::size_t p = 0; p < parts.size(); ++p)
+      for (const std::size_t p : indices(parts))
         bytes += static_cast<std::size_t>(counts.at(from, p, to) * byte_size(parts[p].dtype));
       if (from != to) most = std::max(most, bytes);
     }
@@ -90,11 +91,11 @@ void swap_parts(Board& board, std::span<const CollectivePart> parts) {
   const std::size_t slot = board.memory().options.window_bytes / size / 64 * 64;
   for (std::size_t at = 0; at < most; at += slot) {
     const std::uint64_t round = board.next_round();
-    for (std::size_t peer = 0; peer < size; ++peer)
+    for (const std::size_t peer : up_to(size))
       if (peer != me)
         board.count_copied(out[peer].read(board.memory().window(board.rank(), round) + peer * slot, at, slot));
     board.meet();
-    for (std::size_t peer = 0; peer < size; ++peer)
+    for (const std::size_t peer : up_to(size))
       if (peer != me)
         board.count_copied(in[peer].write(board.memory().window(static_cast<int>(peer), round) + me * slot, at, slot));
   }

@@ -13,6 +13,7 @@
 #include "runtime/comm/group/lanes.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/host_queue.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::comm {
 
@@ -109,7 +110,7 @@ bool leads_to(const BoardMemory& memory, Place place, Place here) {
 int peer_to_tell_of(const BoardMemory& memory, const Wait& wait, int told) {
   const auto find = [&](const auto& is_it) {
     if (!memory.has_come(wait, told) && is_it(told)) return told;
-    for (int peer = 0; peer < memory.size(); ++peer)
+    for (const int peer : up_to(memory.size()))
       if (!memory.has_come(wait, peer) && is_it(peer)) return peer;
     return -1;
   };

@@ -4,6 +4,8 @@
 #include <map>
 #include <vector>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd::comm {
 
 namespace {
@@ -30,7 +32,7 @@ std::string describe_call(const BoardMemory& memory, int rank, int lane) {
 /// Tells what a rank does in other lanes and groups: it shows two ranks that wait for each other.
 std::string other_calls(const BoardMemory& memory, int rank) {
   std::string text;
-  for (int other = 0; other < BoardMemory::kNumLanes; ++other) {
+  for (const int other : up_to(BoardMemory::kNumLanes)) {
     const bool is_here = is_in_call(memory.cell(rank, other));
     if (other != memory.lane() && is_here) text += fmt::format(", also {}", describe_call(memory, rank, other));
     const RankCell& root = memory.root_cell(rank, other);
@@ -89,7 +91,7 @@ std::chrono::nanoseconds Watch::nap() const {
 
 std::string Watch::departed_peer(const Wait& wait) const {
   const auto has_died = [&](int peer) { return memory_.options.has_died && memory_.options.has_died(peer); };
-  for (int peer = 0; peer < memory_.size(); ++peer) {
+  for (const int peer : up_to(memory_.size())) {
     if (peer == memory_.rank()) continue;
     // Look first whether the peer is alive, then at its counter: the counter no longer changes once the peer has
     // ended.
@@ -98,7 +100,7 @@ std::string Watch::departed_peer(const Wait& wait) const {
     const auto presence = std::max(other.presence.load(), memory_.root_head(peer).presence.load());
     if (presence == RankCell::Presence::here || memory_.has_come(wait, peer)) continue;
     std::string others;  // that ended at the same time: which of them was first is not known
-    for (int also = peer + 1; also < memory_.size(); ++also)
+    for (const int also : Numbers<int>(peer + 1, memory_.size()))
       if (also != memory_.rank() && has_died(also)) others += fmt::format("; {} died too", casualty(memory_, also));
     return fmt::format("{} {} while rank {} waits for it in {}; {}{}{}", casualty(memory_, peer),
                        presence == RankCell::Presence::died ? "died" : departure(memory_, peer), memory_.root_rank(),
@@ -111,7 +113,7 @@ std::string Watch::overdue(const Wait& wait) const {
   const std::chrono::nanoseconds deadline = deadline_;
   const Silence silence = states_.silence();
   if (!silence.is_known()) return {};
-  for (int peer = 0; peer < memory_.size(); ++peer) {
+  for (const int peer : up_to(memory_.size())) {
     const int root = memory_.root_rank(peer);
     const auto quiet = silence.of(states_.last_beat(root));
     // However short the deadline: a sign is no sooner missed than it may be late.
@@ -148,7 +150,7 @@ void Watch::say_missing(const Wait& wait) {
 
 std::string Watch::missing_ranks(const Wait& wait) const {
   std::string missing;
-  for (int peer = 0; peer < memory_.size(); ++peer) {
+  for (const int peer : up_to(memory_.size())) {
     if (memory_.has_come(wait, peer)) continue;
     const std::string description = describe(memory_, peer),
                       state = states_.state_of({memory_.root_rank(peer), memory_.lane()});
@@ -164,11 +166,11 @@ std::string Watch::others_meanwhile(const Wait& wait) const {
   constexpr int kMostNamed = 8;
   std::vector<bool> is_told(static_cast<std::size_t>(memory_.root_size()), false);
   is_told[static_cast<std::size_t>(memory_.root_rank())] = true;
-  for (int peer = 0; peer < memory_.size(); ++peer)
+  for (const int peer : up_to(memory_.size()))
     if (!memory_.has_come(wait, peer)) is_told[static_cast<std::size_t>(memory_.root_rank(peer))] = true;
   std::string text;
   int named = 0, more = 0;
-  for (int root = 0; root < memory_.root_size(); ++root) {
+  for (const int root : up_to(memory_.root_size())) {
     if (is_told[static_cast<std::size_t>(root)]) continue;
     if (memory_.at_root(root, 0).presence.load(std::memory_order_relaxed) != RankCell::Presence::here) continue;
     if (++named > kMostNamed) ++more;
@@ -183,7 +185,7 @@ std::string Watch::disagreement(std::uint64_t number) const {
   };
   const std::uint64_t own_hash = hash_of(memory_.rank());
   bool is_same = true;
-  for (int peer = 0; peer < memory_.size(); ++peer) is_same = is_same && hash_of(peer) == own_hash;
+  for (const int peer : up_to(memory_.size())) is_same = is_same && hash_of(peer) == own_hash;
   if (is_same) return {};
 
   struct Side {
@@ -192,7 +194,7 @@ std::string Watch::disagreement(std::uint64_t number) const {
   };
   std::map<std::uint64_t, std::size_t> index;
   std::vector<Side> sides;
-  for (int peer = 0; peer < memory_.size(); ++peer) {
+  for (const int peer : up_to(memory_.size())) {
     const auto [entry, is_new] = index.try_emplace(hash_of(peer), sides.size());
     if (is_new) {
       sides.push_back({fmt::format("rank {}", memory_.root_rank(peer)), call_in(memory_.cell(peer))});

@@ -14,6 +14,7 @@
 #include "runtime/exec/purpose.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/fnv1a.h"
+#include "runtime/tensor/indices.h"
 #include "runtime/tensor/no_copy.h"
 
 namespace sherd {
@@ -68,7 +69,7 @@ void together(ProcessGroup& group, const std::function<void()>& work) {
   }
   const std::vector<std::string> failures = gather_text(group, failure);
   if (!failure.empty()) throw Error(failure);  // each failing rank shows its own reason
-  for (std::size_t r = 0; r < failures.size(); ++r)
+  for (const std::size_t r : indices(failures))
     if (!failures[r].empty()) throw Error(fmt::format("rank {}: {}", r, failures[r]));
 }
 
@@ -76,7 +77,7 @@ void together(ProcessGroup& group, const std::function<void()>& work) {
 
 std::string by_value(std::span<const int> ranks, std::span<const std::string> values) {
   std::vector<std::pair<std::string, std::vector<int>>> groups;  // in the order of ranks
-  for (std::size_t i = 0; i < values.size(); ++i) {
+  for (const std::size_t i : indices(values)) {
     const auto known = std::ranges::find(groups, values[i], [](const auto& group) { return group.first; });
     if (known != groups.end()) known->second.push_back(ranks[i]);
     else groups.emplace_back(values[i], std::vector<int>{ranks[i]});
@@ -96,7 +97,7 @@ std::string first_difference(std::span<const int> ranks, std::span<const Facts> 
   std::map<Name, Values> values;
   std::vector<std::map<std::string_view, int>> counts(said.size());
   for (std::size_t place = 0, most = 1; place < most; ++place)
-    for (std::size_t i = 0; i < said.size(); ++i) {
+    for (const std::size_t i : indices(said)) {
       most = std::max(most, said[i].size());
       if (place >= said[i].size()) continue;
       const auto& [name, value] = said[i][place];
@@ -114,7 +115,7 @@ std::string first_difference(std::span<const int> ranks, std::span<const Facts> 
     if (is_among_holders) {
       for (const auto& [i, value] : fact->second) add(i, *value);
     } else {
-      for (std::size_t i = 0; i < said.size(); ++i) {
+      for (const std::size_t i : indices(said)) {
         const auto told = std::ranges::find(fact->second, i, &Values::value_type::first);
         add(i, told == fact->second.end() ? "none" : *told->second);
       }

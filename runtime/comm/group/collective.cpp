@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -100,7 +101,7 @@ CollectiveExtent extent_of(const Collective& call, const CollectivePart& part, i
 Device check_buffers(const Collective& call, int rank, int size, Device otherwise) {
   Device device = otherwise;
   bool decided = false;
-  for (std::size_t i = 0; i < call.parts.size(); ++i) {
+  for (const std::size_t i : indices(call.parts)) {
     const CollectivePart& part = call.parts[i];
     check_counts(call, part.counts, i, size);
     check_blocks(call, part, i);

@@ -7,6 +7,7 @@
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/tensor/fnv1a.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::comm {
 
@@ -89,7 +90,7 @@ void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts, DT
     append(" blocks");
   }
   if (!counts.empty()) append(" x ");
-  for (std::size_t i = 0; i < counts.size(); ++i) {
+  for (const std::size_t i : indices(counts)) {
     if (i > 0) append(",");
     if (size_ > kCountsEnd) return append("...");
     append(counts[i]);

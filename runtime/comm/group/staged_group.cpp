@@ -11,6 +11,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/device_queue.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -79,7 +80,7 @@ Layout layout_of(const Collective& call, int rank) {
 
 Staged stage(const Collective& call, int rank, const Layout& layout, std::byte* memory) {
   Staged staged{call, {}, {}};
-  for (std::size_t i = 0; i < call.parts.size(); ++i) {
+  for (const std::size_t i : indices(call.parts)) {
     CollectivePart& part = staged.call.parts[i];
     const CollectiveExtent extent = extent_of(call, part, rank);
     std::byte *const in = memory + layout.places[i].in, *const out = memory + layout.places[i].out;

@@ -8,6 +8,7 @@
 #include "runtime/comm/group/host_group.h"
 #include "runtime/os/host_name.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -42,7 +43,7 @@ void check_one_host(const RankInfo& own) {
 
 int count_hosts(std::span<const RankInfo> ranks) {
   const auto size = static_cast<int>(ranks.size());
-  for (int r = 0; r < size; ++r)
+  for (const int r : up_to(size))
     if (const RankInfo& info = ranks[static_cast<std::size_t>(r)]; info.rank != r || info.world_size != size) return 1;
   const int per_host = ranks[0].local_world_size;
   for (const RankInfo& info : ranks)
@@ -66,7 +67,7 @@ int count_hosts(ProcessGroup& group, const RankInfo& own) {
   std::ranges::copy(facts_of(own), all.begin() + static_cast<std::ptrdiff_t>(self * kFacts));
   group.host().all_gather({in_place(all.data(), DType::i64, std::vector<std::int64_t>(size, kFacts))});
   std::vector<RankInfo> ranks;
-  for (std::size_t r = 0; r < size; ++r)
+  for (const std::size_t r : up_to(size))
     ranks.push_back(from_facts(std::span<const std::int64_t, kFacts>(all.data() + r * kFacts, kFacts)));
   return count_hosts(ranks);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 namespace {
@@ -30,16 +31,16 @@ using State = std::array<std::uint32_t, 8>;
 
 void compress(State& state, std::span<const std::uint8_t, kBlock> block) {
   std::array<std::uint32_t, 64> w;
-  for (std::size_t i = 0; i < 16; ++i)
+  for (const std::size_t i : up_to(16))
     w[i] = std::uint32_t{block[4 * i]} << 24 | std::uint32_t{block[4 * i + 1]} << 16 |
            std::uint32_t{block[4 * i + 2]} << 8 | block[4 * i + 3];
-  for (std::size_t i = 16; i < 64; ++i) {
+  for (const std::size_t i : Numbers<std::size_t>(16, 64)) {
     const std::uint32_t s0 = std::rotr(w[i - 15], 7) ^ std::rotr(w[i - 15], 18) ^ w[i - 15] >> 3;
     const std::uint32_t s1 = std::rotr(w[i - 2], 17) ^ std::rotr(w[i - 2], 19) ^ w[i - 2] >> 10;
     w[i] = w[i - 16] + s0 + w[i - 7] + s1;
   }
   auto [a, b, c, d, e, f, g, h] = state;
-  for (std::size_t i = 0; i < 64; ++i) {
+  for (const std::size_t i : up_to(64)) {
     const std::uint32_t s1 = std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25);
     const std::uint32_t t1 = h + s1 + ((e & f) ^ (~e & g)) + kRound[i] + w[i];
     const std::uint32_t s0 = std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22);
@@ -47,7 +48,7 @@ void compress(State& state, std::span<const std::uint8_t, kBlock> block) {
     h = g, g = f, f = e, e = d + t1, d = c, c = b, b = a, a = t1 + t2;
   }
   const State add = {a, b, c, d, e, f, g, h};
-  for (std::size_t i = 0; i < 8; ++i) state[i] += add[i];
+  for (const std::size_t i : up_to(8)) state[i] += add[i];
 }
 
 std::string_view as_text(const Digest& digest) { return {reinterpret_cast<const char*>(digest.data()), digest.size()}; }
@@ -66,8 +67,7 @@ Digest sha256(std::string_view message) {
   for (std::size_t at = 0; at < padded.size(); at += kBlock)
     compress(state, std::span<const std::uint8_t, kBlock>(padded.data() + at, kBlock));
   Digest digest;
-  for (std::size_t i = 0; i < digest.size(); ++i)
-    digest[i] = static_cast<std::uint8_t>(state[i / 4] >> (24 - 8 * (i % 4)));
+  for (const std::size_t i : indices(digest)) digest[i] = static_cast<std::uint8_t>(state[i / 4] >> (24 - 8 * (i % 4)));
   return digest;
 }
 
@@ -78,7 +78,7 @@ Digest hmac_sha256(std::string_view key, std::string_view message) {
     key = as_text(hashed_key);
   }
   std::string inner(kBlock, '\x36'), outer(kBlock, '\x5c');
-  for (std::size_t i = 0; i < key.size(); ++i) {
+  for (const std::size_t i : indices(key)) {
     inner[i] = static_cast<char>(inner[i] ^ key[i]);
     outer[i] = static_cast<char>(outer[i] ^ key[i]);
   }
@@ -88,7 +88,7 @@ Digest hmac_sha256(std::string_view key, std::string_view message) {
 
 bool equal_digests(const Digest& a, const Digest& b) {
   unsigned difference = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
+  for (const std::size_t i : indices(a)) difference |= static_cast<unsigned>(a[i] ^ b[i]);
   return difference == 0;
 }
 

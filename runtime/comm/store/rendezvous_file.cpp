@@ -25,6 +25,7 @@
 #include "runtime/os/descriptor.h"
 #include "runtime/os/process_status.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 namespace {
@@ -72,7 +73,7 @@ std::string file_name(const std::string& job) {
   for (const char c : job.substr(0, 64)) name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
   // What the readable part leaves out still tells jobs apart.
   const Digest digest = sha256(job);
-  for (std::size_t i = 0; i < 8; ++i) name += fmt::format("{}{:02x}", i == 0 ? "-" : "", digest[i]);
+  for (const std::size_t i : up_to(8)) name += fmt::format("{}{:02x}", i == 0 ? "-" : "", digest[i]);
   return name + std::string(kSuffix);
 }
 

@@ -13,6 +13,8 @@
 #include <cstring>
 #include <system_error>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd::comm {
 
 namespace {
@@ -51,7 +53,7 @@ std::vector<Descriptor> passed_fds(msghdr& header) {
   for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr; part = CMSG_NXTHDR(&header, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
     const std::size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (std::size_t i = 0; i < count; ++i) {
+    for (const std::size_t i : up_to(count)) {
       int number = -1;
       std::memcpy(&number, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
       fds.emplace_back(number);
