@@ -13,6 +13,7 @@
 #include "runtime/exec/purpose.h"
 #include "runtime/op/core/vjp_call.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -38,7 +39,7 @@ Tensor local_gradient(Tensor grad, const Spec& as) {
   const Spec& from = Spec::from(grad);
   const Spec* to = gradient_spec(&as);
   bool makes_partial = false, takes_value = true;
-  for (int a = 0; a < as.num_axes(); ++a) {
+  for (const int a : up_to(as.num_axes())) {
     if (!as.placement(a).is_partial()) continue;
     if (from.mesh_id() == as.mesh_id() && from.placement(a) == as.placement(a)) to = to->with(a, as.placement(a));
     else {
@@ -53,7 +54,7 @@ Tensor local_gradient(Tensor grad, const Spec& as) {
 void vjp_from_local(VjpCall& call) {
   const auto& attrs = call.attrs.as<FromLocalAttrs>();
   std::int64_t averaged = 1;
-  for (int a = 0; a < attrs.spec->num_axes(); ++a) {
+  for (const int a : up_to(attrs.spec->num_axes())) {
     const Placement& p = attrs.spec->placement(a);
     if (p.is_partial(ReduceKind::avg)) averaged *= attrs.spec->axis_size(a);
     check(!p.is_partial() || p.is_partial(ReduceKind::sum) || p.is_partial(ReduceKind::avg),
@@ -70,10 +71,10 @@ const Spec* spec_of_gradient(std::string_view what, const Spec& spec, int ndim,
                              const std::optional<std::vector<Placement>>& grad_placements) {
   if (!grad_placements) return gradient_spec(&spec);
   const Spec* grad = Spec::of(spec.mesh(), normalize_placements(*grad_placements, ndim), spec.order());
-  for (int d = 0; d < ndim; ++d)
+  for (const int d : up_to(ndim))
     if (!spec.rows_of(d).empty() && std::ranges::equal(spec.axes_of(d), grad->axes_of(d)))
       grad = grad->with_rows(d, spec.rows_of(d));
-  for (int a = 0; a < spec.num_axes(); ++a) {
+  for (const int a : up_to(spec.num_axes())) {
     const Placement &x = spec.placement(a), &g = grad->placement(a);
     if (x.is_shard() ? g != x : g.is_shard())
       fail(
@@ -91,7 +92,7 @@ Shape global_shape(const Tensor& local, const Spec& spec, const FromLocalOptions
   constexpr std::int64_t kNone = 0;
   Shape shape = local.shape();
   if (!options.shape) {
-    for (int d = 0; d < shape.size(); ++d) {
+    for (const int d : indices(shape)) {
       const std::span<const std::int64_t> rows = spec.rows_of(d);
       shape[d] = rows.empty() ? shape[d] * spec.num_shards(d) : std::accumulate(rows.begin(), rows.end(), kNone);
       const std::int64_t own = spec.local_range(d, shape[d]).size();
@@ -150,7 +151,7 @@ Tensor broadcast_over(Tensor full, const DeviceMesh& mesh, int source) {
         mesh.describe(), mesh.num_ranks());
   full = contiguous(std::move(full));
   int below = mesh.num_ranks();
-  for (int a = 0; a < mesh.ndim(); ++a) {  // every group of a later axis then has a rank with the source's data
+  for (const int a : up_to(mesh.ndim())) {  // every group of a later axis then has a rank with the source's data
     below /= mesh.size(a);
     if (mesh.size(a) > 1) full = broadcast_from(std::move(full), mesh.group(a), source / below % mesh.size(a));
   }
@@ -233,7 +234,7 @@ Tensor distribute(const Tensor& tensor, const Spec* spec, const DistributeOption
   Tensor data = tensor.detach();
   if (options.source != DistributeOptions::kOwnData)
     data = broadcast_over(std::move(data), spec->mesh(), options.source);
-  for (int d = 0; d < shape.size(); ++d)
+  for (const int d : indices(shape))
     if (shape[d] != data.size(d)) data = narrow(data, d, offset[d], shape[d]);
   const Tensor local = Tensor::empty(shape, data.dtype(), data.device());
   if (!local.is_meta()) copy_into(local, data);

@@ -7,6 +7,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/tensor/fnv1a.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -31,8 +32,8 @@ Tensor facts_of(const Tensor& local, const Shape& shape, bool problem) {
   facts[kProblem] = problem;
   facts[kDtype] = static_cast<std::int64_t>(local.dtype());
   facts[kNdim] = local.ndim();
-  for (int d = 0; d < shape.size(); ++d) facts[static_cast<std::size_t>(kShape + d)] = shape[d];
-  for (int d = 0; d < local.ndim(); ++d) facts[static_cast<std::size_t>(kLocal + d)] = local.size(d);
+  for (const int d : indices(shape)) facts[static_cast<std::size_t>(kShape + d)] = shape[d];
+  for (const int d : up_to(local.ndim())) facts[static_cast<std::size_t>(kLocal + d)] = local.size(d);
   facts[kHash] = hash_of(local);
   return Tensor::from<std::int64_t>(facts, {1, kFields});
 }
@@ -46,7 +47,7 @@ Tensor gather_facts(Tensor facts, const DeviceMesh& mesh) {
 
 Shape dims_at(PartFacts facts, int field) {
   Shape shape;
-  for (int d = 0; d < static_cast<int>(facts[kNdim]); ++d) shape.push_back(facts[static_cast<std::size_t>(field + d)]);
+  for (const int d : up_to(static_cast<int>(facts[kNdim]))) shape.push_back(facts[static_cast<std::size_t>(field + d)]);
   return shape;
 }
 
@@ -57,7 +58,7 @@ std::string text_of(PartFacts facts, int field) {
 // The first rank with a replica of the same shard.
 int first_copy(std::vector<int> at, const Spec& spec) {
   int rank = 0;
-  for (int a = 0; a < spec.num_axes(); ++a)
+  for (const int a : up_to(spec.num_axes()))
     rank = rank * spec.axis_size(a) + (spec.placement(a).is_replicate() ? 0 : at[static_cast<std::size_t>(a)]);
   return rank;
 }
@@ -80,18 +81,18 @@ void check_parts(std::string_view what, const Tensor& local, const Shape& shape,
     return PartFacts(all).subspan(static_cast<std::size_t>(rank) * kFields, kFields);
   };
   if (!problem.empty()) fail("{}", problem);
-  for (int r = 0; r < num_ranks; ++r)
+  for (const int r : up_to(num_ranks))
     check(facts(r)[kProblem] == 0, "{}: rank {} of {} cannot take part: its part {} does not fit {}", what, r,
           mesh.describe(), text_of(facts(r), kLocal), spec->describe());
   const PartFacts first = facts(0);
-  for (int r = 1; r < num_ranks; ++r)
+  for (const int r : Numbers<int>(1, num_ranks))
     check(facts(r)[kDtype] == first[kDtype] && dims_at(facts(r), kShape) == dims_at(first, kShape),
           "{}: the ranks of {} do not make one tensor {}: rank 0 has the part {} of {}, rank {} the part {} of {}",
           what, mesh.describe(), spec->describe(), text_of(first, kLocal), text_of(first, kShape), r,
           text_of(facts(r), kLocal), text_of(facts(r), kShape));
-  for (int r = 0; r < num_ranks; ++r) {
+  for (const int r : up_to(num_ranks)) {
     const std::vector<int> at = mesh.coordinates_of(r);
-    for (int d = 0; d < shape.size(); ++d) {
+    for (const int d : indices(shape)) {
       const std::int64_t due = spec->range_at(d, shape[d], at).size();
       check(dims_at(facts(r), kLocal)[d] == due, "{}: dim {} of rank {}'s part {} of {} {} should be {}", what, d, r,
             text_of(facts(r), kLocal), shape, spec->describe(), due);

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "dtensor/transition/transition.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -88,10 +89,10 @@ std::vector<Priced> price_axis(const RuleCall& call, const Signatures& signature
 std::vector<int> common_order(const RuleCall& call, std::span<const Spec* const> from) {
   const Spec* lead = nullptr;
   std::int64_t most = -1;
-  for (std::size_t i = 0; i < from.size(); ++i) {
+  for (const std::size_t i : indices(from)) {
     if (!from[i] || !call.has(i)) continue;
     bool shares = false;
-    for (int d = 0; d < call.ndim(i); ++d) shares |= from[i]->axes_of(d).size() > 1;
+    for (const int d : up_to(call.ndim(i))) shares |= from[i]->axes_of(d).size() > 1;
     if (!shares || call.in[i].numel() <= most) continue;
     lead = from[i];
     most = call.in[i].numel();
@@ -109,13 +110,13 @@ const Spec* layout_of(const DeviceMesh& mesh, std::span<const Signature* const> 
 
 // Whether all axes together satisfy `even` of every signature.
 bool is_even(const RuleCall& call, const DeviceMesh& mesh, std::span<const Signature* const> per_axis) {
-  for (std::size_t a = 0; a < per_axis.size(); ++a) {
+  for (const std::size_t a : indices(per_axis)) {
     if (per_axis[a]->even == 0) continue;
-    for (std::size_t i = 0; i < call.in.size(); ++i) {
+    for (const std::size_t i : indices(call.in)) {
       const Placement p = per_axis[a]->in[i];
       if (!p.is_shard()) continue;
       std::int64_t parts = 1;
-      for (std::size_t b = 0; b < per_axis.size(); ++b)
+      for (const std::size_t b : indices(per_axis))
         if (per_axis[b]->in[i].is_shard(p.dim)) parts *= mesh.size(static_cast<int>(b));
       if (per_axis[a]->even % parts != 0) return false;
     }
@@ -134,7 +135,7 @@ Choice layouts_of(const RuleCall& call, const DeviceMesh& mesh, std::span<const 
 
 Priced price(const RuleCall& call, const Choice& choice, std::span<const Spec* const> from) {
   Priced total{nullptr, 0, 0, false};
-  for (std::size_t i = 0; i < from.size(); ++i) {
+  for (const std::size_t i : indices(from)) {
     if (!call.has(i) || !from[i] || from[i] == choice.in[i]) continue;
     const Spec* to = choice.in[i];
     for (int a = 0; a < to->num_axes(); ++a)
@@ -155,7 +156,7 @@ Choice choose_layouts(const RuleCall& call, const Signatures& signatures, const 
   if (wanted && wanted->mesh_id() != mesh.id()) wanted = nullptr;
   const auto axes = static_cast<std::size_t>(mesh.ndim());
   std::vector<std::vector<Priced>> best;
-  for (std::size_t a = 0; a < axes; ++a)
+  for (const std::size_t a : up_to(axes))
     best.push_back(price_axis(call, signatures, static_cast<int>(a), from, wanted));
   const std::vector<int> order = common_order(call, from);
 
@@ -164,7 +165,7 @@ Choice choose_layouts(const RuleCall& call, const Signatures& signatures, const 
   std::vector<std::size_t> at(axes, 0);  // a counter with one digit per axis, the last one running fastest
   for (;;) {
     std::vector<const Signature*> per_axis;
-    for (std::size_t a = 0; a < axes; ++a) per_axis.push_back(best[a][at[a]].signature);
+    for (const std::size_t a : up_to(axes)) per_axis.push_back(best[a][at[a]].signature);
     if (is_even(call, mesh, per_axis)) {
       Choice candidate = layouts_of(call, mesh, per_axis, order);
       Priced total = price(call, candidate, from);

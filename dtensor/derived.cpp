@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "runtime/op/core/dims.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -65,7 +66,7 @@ void add_joint(const RuleCall& call, bool minus, Signatures& signatures) {
   if (!is_promoted(call, 0) && !is_promoted(call, 1)) add_all(call, ReduceKind::sum, signatures);
   if (is_floating_call(call)) add_all(call, ReduceKind::avg, signatures);
   const bool extrema = keeps_extrema(call, Algebra::joint);
-  for (std::size_t i = 0; i < 2; ++i) {
+  for (const std::size_t i : up_to(2)) {
     const bool turned = minus && i == 1;
     if (is_floating_call(call)) add_one(call, i, ReduceKind::avg, ReduceKind::avg, signatures);
     if (!extrema) continue;
@@ -85,7 +86,7 @@ void add_branches(const RuleCall& call, Signatures& signatures) {
 // max(min(x, y), whole) = min(max(x, whole), max(y, whole)): either kind passes a whole operand.
 void add_extremum(const RuleCall& call, ReduceKind own, Signatures& signatures) {
   add_all(call, own, signatures);
-  for (std::size_t i = 0; i < 2; ++i)
+  for (const std::size_t i : up_to(2))
     for (ReduceKind kind : {ReduceKind::max, ReduceKind::min}) add_one(call, i, kind, kind, signatures);
 }
 
@@ -96,7 +97,7 @@ void add_algebra(const RuleCall& call, Algebra algebra, Signatures& signatures) 
     case Algebra::linear: return add_sums(call, 0, signatures);
     case Algebra::last: return add_sums(call, count - 1, signatures);
     case Algebra::product:
-      for (std::size_t i = 0; i < count; ++i) add_sums(call, i, signatures);
+      for (const std::size_t i : up_to(count)) add_sums(call, i, signatures);
       return;
     case Algebra::joint: return add_joint(call, false, signatures);
     case Algebra::joint_minus: return add_joint(call, true, signatures);
@@ -144,13 +145,13 @@ int position(const DimsTerm& term, int ndim, char letter, int e) {
 void add_factor(const RuleCall& call, const DimsSpec& spec, char letter, int e, Signatures& signatures) {
   Signature s{all(call.in.size(), Replicate()), all<2>(call.out.size(), Replicate()), 0};
   std::int64_t size = 1;
-  for (std::size_t i = 0; i < call.in.size(); ++i) {
+  for (const std::size_t i : indices(call.in)) {
     if (!call.has(i)) continue;
     const int at = position(spec.inputs[i], call.ndim(i), letter, e);
     if (at >= 0) size = std::max(size, call.shape(i)[at]);
   }
   bool is_cut = false, is_summed = false;
-  for (std::size_t i = 0; i < call.in.size(); ++i) {
+  for (const std::size_t i : indices(call.in)) {
     if (!call.has(i)) continue;
     const int at = position(spec.inputs[i], call.ndim(i), letter, e);
     // A size of 1 among larger ones is broadcast; 0 against 1 too, then there is nothing to shard.
@@ -158,7 +159,7 @@ void add_factor(const RuleCall& call, const DimsSpec& spec, char letter, int e, 
     s.in[i] = Shard(at);
     is_cut = true;
   }
-  for (std::size_t i = 0; i < call.out.size(); ++i) {
+  for (const std::size_t i : indices(call.out)) {
     const int at = position(spec.outputs[i], call.out[i].shape.size(), letter, e);
     s.out[i] = at < 0 ? Partial() : Shard(at);
     is_summed |= at < 0;
@@ -174,7 +175,7 @@ void add_dims_signatures(const RuleCall& call, std::string_view dims, Signatures
   const DimsSpec spec = parse_dims(dims);
   int leading = 0;  // dims of "..."
   std::string letters;
-  for (std::size_t i = 0; i < call.in.size(); ++i) {
+  for (const std::size_t i : indices(call.in)) {
     if (!call.has(i)) continue;
     if (spec.inputs[i].ellipsis)
       leading = std::max(leading, call.ndim(i) - static_cast<int>(spec.inputs[i].letters.size()));
@@ -182,7 +183,7 @@ void add_dims_signatures(const RuleCall& call, std::string_view dims, Signatures
       if (letters.find(c) == std::string::npos) letters += c;
   }
   const int whole = call.op.along ? call.op.along(call.attrs) : -1;
-  for (int d = 0; d < leading; ++d)
+  for (const int d : up_to(leading))
     if (d != whole) add_factor(call, spec, '.', leading - 1 - d, signatures);
   for (char c : letters)
     if (spec.whole.find(c) == std::string::npos) add_factor(call, spec, c, 0, signatures);
@@ -196,7 +197,7 @@ void add_jointly_linear_signatures(const RuleCall& call, std::uint32_t inputs, S
   for (ReduceKind kind : {ReduceKind::sum, ReduceKind::avg}) {
     if (kind == ReduceKind::avg && !is_floating_call(call)) continue;
     SmallVec<Placement, 4> in = all(call.in.size(), Replicate());
-    for (std::size_t i = 0; i < in.size(); ++i)
+    for (const std::size_t i : indices(in))
       if ((i < 32 ? inputs >> i & 1u : inputs == ~0u) && call.has(i)) in[i] = Partial(kind);
     add(signatures, std::move(in), call.out.size(), Partial(kind));
   }
@@ -212,7 +213,7 @@ void add_derived_signatures(const RuleCall& call, Signatures& signatures) {
     for (unsigned set = static_cast<unsigned>(algebra); set != 0; set &= set - 1)  // the lowest first
       add_algebra(call, static_cast<Algebra>(set & ~(set - 1)), signatures);
   } else if (call.op.traits.linear) {
-    for (std::size_t i = 0; i < call.in.size(); ++i)
+    for (const std::size_t i : indices(call.in))
       if (call.has(i) && is_floating(call.in[i].dtype)) add_linear_signatures(call, i, signatures);
   }
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/memory/accounting.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -30,7 +31,7 @@ struct Picture {
 Picture picture_of(const Spec& spec, const Shape& shape) {
   Picture p{spec, shape, spec.mesh(), {}, {}};
   p.ranks = p.mesh.ranks();
-  for (int r = 0; r < p.mesh.num_ranks(); ++r) p.all.push_back(p.mesh.coordinates_of(r));
+  for (const int r : up_to(p.mesh.num_ranks())) p.all.push_back(p.mesh.coordinates_of(r));
   return p;
 }
 
@@ -77,7 +78,7 @@ std::string holders(const Picture& p, const std::vector<std::size_t>& members) {
   for (std::size_t i : members) {
     Coordinates along;
     if (p.spec.is_partial())
-      for (int a = 0; a < p.mesh.ndim(); ++a)
+      for (const int a : up_to(p.mesh.ndim()))
         if (p.spec.placement(a).is_replicate()) along.push_back(p.all[i][static_cast<std::size_t>(a)]);
     copies[along].push_back(i);
   }
@@ -89,7 +90,7 @@ std::string holders(const Picture& p, const std::vector<std::size_t>& members) {
 // Which of n lines are shown: all, or the ends with -1 between them.
 std::vector<int> shown(std::size_t n, std::size_t most) {
   std::vector<int> lines;
-  for (std::size_t i = 0; i < n; ++i) {
+  for (const std::size_t i : up_to(n)) {
     if (n <= most || i < kEnds || i >= n - kEnds) lines.push_back(static_cast<int>(i));
     else if (i == kEnds) lines.push_back(-1);
   }
@@ -102,7 +103,7 @@ std::string boxed(const std::string& corner, const std::vector<std::string>& col
   std::size_t left = corner.size();
   for (const std::string& row : rows) left = std::max(left, row.size());
   std::vector<std::size_t> widths;
-  for (std::size_t c = 0; c < cells[0].size(); ++c) {
+  for (const std::size_t c : indices(cells[0])) {
     widths.push_back(c < columns.size() ? columns[c].size() : 0);
     for (const auto& row : cells) widths.back() = std::max(widths.back(), row[c].size());
   }
@@ -110,13 +111,13 @@ std::string boxed(const std::string& corner, const std::vector<std::string>& col
   for (std::size_t width : widths) line += "+" + std::string(width + 2, '-');
   line += "+\n";
   std::string head = fmt::format("{:>{}}", corner, left);
-  for (std::size_t c = 0; c < columns.size(); ++c) head += fmt::format("   {:<{}}", columns[c], widths[c]);
+  for (const std::size_t c : indices(columns)) head += fmt::format("   {:<{}}", columns[c], widths[c]);
   head.erase(head.find_last_not_of(' ') + 1);
   if (!head.empty()) text += head + "\n";
   text += line;
-  for (std::size_t r = 0; r < rows.size(); ++r) {
+  for (const std::size_t r : indices(rows)) {
     text += fmt::format("{:>{}} ", rows[r], left);
-    for (std::size_t c = 0; c < widths.size(); ++c) text += fmt::format("| {:<{}} ", cells[r][c], widths[c]);
+    for (const std::size_t c : indices(widths)) text += fmt::format("| {:<{}} ", cells[r][c], widths[c]);
     text += "|\n" + line;
   }
   return text;
@@ -132,7 +133,7 @@ std::string draw_table(const Picture& p, int down, int across) {
   const auto cell = [&](int row, int column) -> std::string {
     if (row < 0 || column < 0) return "...";
     std::vector<std::size_t> members;
-    for (std::size_t i = 0; i < p.all.size(); ++i)
+    for (const std::size_t i : indices(p.all))
       if (holds(p.all[i], down, rows[static_cast<std::size_t>(row)]) &&
           holds(p.all[i], across, columns[static_cast<std::size_t>(column)]))
         members.push_back(i);
@@ -164,7 +165,7 @@ std::string draw_list(const Picture& p) {
       continue;
     }
     std::vector<std::string> box;
-    for (int d = 0; d < p.shape.size(); ++d)
+    for (const int d : indices(p.shape))
       box.push_back(text_of(p.spec.range_at(d, p.shape[d], p.all[static_cast<std::size_t>(i)])));
     text += fmt::format("rank {:<4} [{}]\n", p.ranks[static_cast<std::size_t>(i)], fmt::join(box, ", "));
   }
@@ -173,7 +174,7 @@ std::string draw_list(const Picture& p) {
 
 std::int64_t elements_at(const Picture& p, const Coordinates& c) {
   std::int64_t n = 1;
-  for (int d = 0; d < p.shape.size(); ++d) n *= p.spec.range_at(d, p.shape[d], c).size();
+  for (const int d : indices(p.shape)) n *= p.spec.range_at(d, p.shape[d], c).size();
   return n;
 }
 
@@ -191,7 +192,7 @@ std::string title(const Picture& p, DType dtype) {
 
 std::string empty_ranks(const Picture& p) {
   std::vector<std::string> words;
-  for (std::size_t i = 0; i < p.all.size(); ++i)
+  for (const std::size_t i : indices(p.all))
     if (elements_at(p, p.all[i]) == 0) words.push_back(std::to_string(p.ranks[i]));
   if (words.empty() || words.size() == p.all.size()) return {};
   return fmt::format("nothing: rank {}\n", joined(words, " "));
@@ -205,7 +206,7 @@ std::string draw(const Spec& spec, const Shape& shape, DType dtype) {
   const std::string head = title(p, dtype) + "\n\n";
   if (numel(shape) == 0) return head + "no elements\n";
   std::vector<int> sharded;
-  for (int d = 0; d < shape.size(); ++d)
+  for (const int d : indices(shape))
     if (spec.num_shards(d) > 1) sharded.push_back(d);
   if (sharded.size() > 2) return head + draw_list(p) + empty_ranks(p);
   // Shards of the last dim are drawn side by side, as the columns of a matrix.

@@ -9,6 +9,7 @@
 #include "runtime/comm/group/count_collective.h"
 #include "runtime/op/core/step_names.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -57,7 +58,7 @@ const Transition* move_to_destination(const OpCall& call, std::size_t i, const S
 
 bool takes_results(const OpCall& call, const CallPlan& plan) {
   if (plan.rule->run) return false;
-  for (std::size_t i = 0; i < call.into.size(); ++i)
+  for (const std::size_t i : indices(call.into))
     if (call.into[i].layout() != plan.out[i]) return false;
   return true;
 }
@@ -70,13 +71,13 @@ struct Destinations {
 
 Destinations destinations_of(const OpCall& call, const CallPlan& plan) {
   check(call.into.size() == plan.out.size(), "{} outputs for {} destinations", plan.out.size(), call.into.size());
-  for (std::size_t i = 0; i < call.into.size(); ++i)
+  for (const std::size_t i : indices(call.into))
     check(call.into[i].shape() == plan.out_metas[i].shape && call.into[i].dtype() == plan.out_metas[i].dtype,
           "the destination is {}, the result is {}{}", call.into[i], name(plan.out_metas[i].dtype),
           plan.out_metas[i].shape);
   Destinations to{.is_direct = takes_results(call, plan), .moves = {}};
   if (!to.is_direct)
-    for (std::size_t i = 0; i < call.into.size(); ++i) to.moves.push_back(move_to_destination(call, i, plan.out[i]));
+    for (const std::size_t i : indices(call.into)) to.moves.push_back(move_to_destination(call, i, plan.out[i]));
   return to;
 }
 
@@ -89,7 +90,7 @@ void run_into(const OpCall& call, const CallPlan& plan, const Destinations& to, 
     return;
   }
   Tensors results = run_local(plan, local);
-  for (std::size_t i = 0; i < results.size(); ++i) {
+  for (const std::size_t i : indices(results)) {
     Tensor result = std::move(results[i]);
     if (to.moves[i]) result = run_transition(std::move(result), call.into[i].shape(), *to.moves[i]);
     OpCall write{op::copy, {&result, 1}, {}, {&into[i], 1}, call.accumulate};
@@ -105,7 +106,7 @@ bool adds_to(const Tensor& sum, const CallPlan& plan) {
 
 Tensors run_fresh(const CallPlan& plan, std::span<Tensor> local) {
   Tensors results = run_local(plan, local);
-  for (std::size_t i = 0; i < results.size(); ++i)
+  for (const std::size_t i : indices(results))
     results[i] = Tensor::distributed(plan.out_metas[i].shape, plan.out[i], results[i]);
   return results;
 }
@@ -114,7 +115,7 @@ Tensors run_fresh(const CallPlan& plan, std::span<Tensor> local) {
 Tensors run_plan(OpCall& call, const CallPlan& plan, const Destinations& to) {
   const CommCause cause(call.op.name);
   SmallVec<Tensor, 4> local;
-  for (std::size_t i = 0; i < call.in.size(); ++i) {
+  for (const std::size_t i : indices(call.in)) {
     Tensor part = take_local(call.in[i]);
     if (plan.moves[i]) part = run_transition(std::move(part), plan.in_metas[i].shape, *plan.moves[i]);
     local.emplace_back(std::move(part));

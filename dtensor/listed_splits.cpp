@@ -6,6 +6,7 @@
 #include "dtensor/below.h"
 #include "runtime/op/rows/collective_attrs.h"
 #include "runtime/op/rows/view_attrs.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -35,7 +36,7 @@ ListedSplit innermost_split(const Spec* spec, int dim) {
 // The same on all ranks: of the largest local tensor.
 std::int64_t largest_local_bytes(const Spec& spec, const Shape& shape, DType dtype) {
   std::int64_t bytes = byte_size(dtype);
-  for (int d = 0; d < shape.size(); ++d) {
+  for (const int d : indices(shape)) {
     std::int64_t size = shape[d];
     if (const auto rows = spec.rows_of(d); !rows.empty()) size = *std::ranges::max_element(rows);
     else
@@ -49,7 +50,7 @@ std::int64_t largest_local_bytes(const Spec& spec, const Shape& shape, DType dty
 
 std::vector<ListedSplit> listed_splits(const Spec* spec) {
   std::vector<ListedSplit> splits;
-  for (int dim = 0; dim < kMaxDims; ++dim)
+  for (const int dim : up_to(kMaxDims))
     while (!spec->rows_of(dim).empty()) spec = splits.emplace_back(innermost_split(spec, dim)).joined;
   return splits;
 }
@@ -82,7 +83,7 @@ Tensor gather_listed(Tensor x, const TransitionStep& step) {
   x = below(op::pad_to, PadToAttrs{dim, 0, most}, std::move(x));
   const Tensor all = below(op::all_gather, attrs, dense_below(std::move(x)));
   std::vector<Tensor> parts;
-  for (std::size_t r = 0; r < step.rows.size(); ++r)
+  for (const std::size_t r : indices(step.rows))
     parts.push_back(below(op::narrow, NarrowAttrs{dim, static_cast<std::int64_t>(r) * most, step.rows[r]}, all));
   return std::move(below(op::cat, DimAttrs{dim}, std::span<Tensor>(parts))[0]);
 }

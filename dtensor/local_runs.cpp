@@ -1,11 +1,13 @@
 #include "dtensor/local_runs.h"
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd {
 
 ElementRuns local_runs(const Spec& spec, const Shape& shape, std::int64_t& first) {
   int levels = 0;
   std::int64_t before = 1;  // elements of the dims in front
-  for (int d = 0; d < shape.size(); ++d) {
+  for (const int d : indices(shape)) {
     if (spec.num_shards(d) > 1 && before > 1) ++levels;
     before *= shape[d];
   }

@@ -15,6 +15,7 @@
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -57,10 +58,10 @@ std::string describe_axes(std::span<const Axis> axes) {
 void check_axes(std::span<const Axis> axes, int ranks) {
   check(!axes.empty(), "a mesh needs at least one axis");
   std::int64_t product = 1;
-  for (std::size_t i = 0; i < axes.size(); ++i) {
+  for (const std::size_t i : indices(axes)) {
     check(!axes[i].name.empty(), "a mesh axis needs a name");
     check(axes[i].size >= 1, "mesh axis \"{}\" has size {}; the least is 1", axes[i].name, axes[i].size);
-    for (std::size_t j = 0; j < i; ++j)
+    for (const std::size_t j : up_to(i))
       check(axes[j].name != axes[i].name, "{}: two axes are named \"{}\"", describe_axes(axes), axes[i].name);
     product *= axes[i].size;
   }
@@ -80,12 +81,12 @@ std::vector<int> ranks_along(std::span<const Axis> all, std::span<const int> coo
   std::vector<int> place(coordinates.begin(), coordinates.end());
   const auto rank_at = [&] {
     int rank = 0;
-    for (std::size_t a = 0; a < all.size(); ++a) rank = rank * all[a].size + place[a];
+    for (const std::size_t a : indices(all)) rank = rank * all[a].size + place[a];
     return rank;
   };
   int count = 1;
   for (int a : axes) count *= all[static_cast<std::size_t>(a)].size;
-  for (int i = 0; i < count; ++i) {
+  for (const int i : up_to(count)) {
     int rest = i;
     for (std::size_t k = axes.size(); k-- > 0;) {
       const auto a = static_cast<std::size_t>(axes[k]);
@@ -99,7 +100,7 @@ std::vector<int> ranks_along(std::span<const Axis> all, std::span<const int> coo
 
 std::vector<int> all_axes(std::size_t count) {
   std::vector<int> axes;
-  for (std::size_t a = 0; a < count; ++a) axes.push_back(static_cast<int>(a));
+  for (const std::size_t a : up_to(count)) axes.push_back(static_cast<int>(a));
   return axes;
 }
 
@@ -141,7 +142,7 @@ DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> ax
   }
   impl_ = mesh_over(*root, axes, [&] {
     std::vector<std::vector<int>> lists;
-    for (int a = 0; a < static_cast<int>(axes.size()); ++a) lists.push_back({a});
+    for (const int a : up_to(static_cast<int>(axes.size()))) lists.push_back({a});
     return lists;
   }());
 }
@@ -267,7 +268,7 @@ DeviceMesh DeviceMesh::flatten(std::span<const std::string> names, std::string n
   }
   if (name.empty()) name = std::move(joined);
   Root& root = *impl_->root;
-  for (std::size_t a = 0; a < root.axes.size(); ++a)
+  for (const std::size_t a : indices(root.axes))
     check(root.axes[a].name != name || list == std::vector<int>{static_cast<int>(a)},
           "{}: \"{}\" is an axis already; name the flattened axes differently", describe(), name);
   if (const auto known = root.flattened.find(name); known != root.flattened.end())
@@ -305,7 +306,7 @@ DeviceMesh DeviceMesh::unflatten(std::string_view name, std::vector<Axis> parts)
   std::vector<std::vector<int>> root_axes = impl_->root_axes;
   axes.erase(axes.begin() + a);
   root_axes.erase(root_axes.begin() + a);
-  for (std::size_t i = 0; i < parts.size(); ++i) {
+  for (const std::size_t i : indices(parts)) {
     const auto at = static_cast<std::ptrdiff_t>(i) + a;
     axes.insert(axes.begin() + at, parts[i]);
     root_axes.insert(root_axes.begin() + at, {list[i]});
@@ -378,7 +379,7 @@ DeviceMesh DeviceMesh::concatenate(std::span<const DeviceMesh> meshes) {
   for (const DeviceMesh& mesh : meshes) {
     check(mesh.impl_->root == &root, "{} and {} are not of one root mesh: concatenate() joins slices of one mesh",
           meshes[0].describe(), mesh.describe());
-    for (int a = 0; a < mesh.ndim(); ++a) {
+    for (const int a : up_to(mesh.ndim())) {
       const std::vector<int>& list = mesh.impl_->root_axes[mesh.index(a)];
       check(lists.empty() || list.front() > lists.back().back(),
             "concatenate(): axes come in the order of {} and each once, \"{}\" comes too late", mesh.root().describe(),
@@ -392,7 +393,7 @@ DeviceMesh DeviceMesh::concatenate(std::span<const DeviceMesh> meshes) {
 
 DeviceMesh DeviceMesh::root() const {
   std::vector<std::vector<int>> lists;
-  for (int a = 0; a < static_cast<int>(impl_->root->axes.size()); ++a) lists.push_back({a});
+  for (const int a : up_to(static_cast<int>(impl_->root->axes.size()))) lists.push_back({a});
   return DeviceMesh(mesh_over(*impl_->root, impl_->root->axes, lists));
 }
 

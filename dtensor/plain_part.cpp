@@ -5,6 +5,7 @@
 #include "dtensor/modes.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/core/tensor.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -27,7 +28,7 @@ void refuse_part(const RuleCall& call, std::size_t i, int dim) {
   const TensorMeta &x = call.in[0], &plain = call.in[i];
   if (!x.layout || plain.absent || plain.layout || is_implicit_replication() || in_backward()) return;
   const auto& spec = static_cast<const Spec&>(*x.layout);  // there is no other kind
-  for (int d = 0; d < x.ndim(); ++d) {
+  for (const int d : up_to(x.ndim())) {
     if (d == dim || plain.size(d) >= x.size(d) || spec.num_shards(d) == 1) continue;
     if (!has_part_of(spec, d, x.size(d), plain.size(d))) continue;
     fail(

@@ -12,6 +12,7 @@
 #include "dtensor/plain_part.h"
 #include "dtensor/recent.h"
 #include "runtime/exec/context.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -60,7 +61,7 @@ bool is_plan_of(const CallPlan& plan, const OpCall& call, bool implicit_replicat
   if (plan.op != &call.op || plan.wanted != call.wanted.layout || plan.implicit_replication != implicit_replication ||
       plan.from.size() != call.in.size() || !(plan.global_attrs == call.attrs))
     return false;
-  for (std::size_t i = 0; i < call.in.size(); ++i) {
+  for (const std::size_t i : indices(call.in)) {
     const TensorMeta &now = call.in[i].meta(), &then = plan.in_metas[i];
     if (now.absent != then.absent) return false;
     if (now.absent) continue;
@@ -75,7 +76,7 @@ bool is_plan_of(const CallPlan& plan, const OpCall& call, bool implicit_replicat
 DeviceMesh common_mesh(const OpCall& call) {
   const Spec* first = nullptr;
   std::size_t first_input = 0;
-  for (std::size_t i = 0; i < call.in.size(); ++i) {
+  for (const std::size_t i : indices(call.in)) {
     const Tensor& t = call.in[i];
     if (!t.defined() || !t.is_distributed()) continue;
     const Spec& spec = Spec::from(t);
@@ -98,7 +99,7 @@ DeviceMesh common_mesh(const OpCall& call) {
 // A plain dim of one element is broadcast along a dim of which a rank holds one element; it may be that rank's part.
 void check_broadcast(const OpCall& call, std::size_t i) {
   const Tensor& plain = call.in[i];
-  for (std::size_t j = 0; j < call.in.size(); ++j) {
+  for (const std::size_t j : indices(call.in)) {
     const Tensor& other = call.in[j];
     if (!other.defined() || !other.is_distributed()) continue;
     const Spec& spec = Spec::from(other);
@@ -130,7 +131,7 @@ Metas infer_global(const OpCall& call, std::span<const TensorMeta> in) {
   try {
     return call.op.infer({call.op, in, call.attrs});
   } catch (const Error& error) {
-    for (std::size_t i = 0; i < call.in.size(); ++i)
+    for (const std::size_t i : indices(call.in))
       if (const Tensor& t = call.in[i]; t.defined() && !t.is_distributed() && t.ndim() > 0)
         fail(
             "{}; input {} is the plain tensor {}, which counts as replicated: if it is this rank's part, say "
@@ -159,7 +160,7 @@ const Spec* common_listed_layout(const CallPlan& plan) {
   const Spec* common = nullptr;
   for (const Spec* from : plan.from) common = common ? common : from;
   if (!common->lists_rows() || common->is_partial()) return nullptr;
-  for (std::size_t i = 0; i < plan.from.size(); ++i) {
+  for (const std::size_t i : indices(plan.from)) {
     const TensorMeta& in = plan.in_metas[i];
     const bool fits =
         plan.from[i] ? plan.from[i] == common && in.shape == plan.out_metas[0].shape : in.absent || in.numel() == 1;
@@ -192,7 +193,7 @@ std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
   plan->global_attrs = call.attrs.keep();
   plan->wanted = call.wanted.layout;
   plan->implicit_replication = is_implicit_replication();
-  for (std::size_t i = 0; i < call.in.size(); ++i) {
+  for (const std::size_t i : indices(call.in)) {
     const Tensor& t = call.in[i];
     check_plain(call, i);
     plan->in_metas.push_back(planned_meta(t));

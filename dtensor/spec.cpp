@@ -5,6 +5,7 @@
 
 #include "dtensor/spec_table.h"
 #include "runtime/op/core/tensor.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -21,7 +22,7 @@ std::vector<int> complete_order(const DeviceMesh& mesh, std::span<const int> ord
       fail("the order of splitting names axis {}, twice or not one of {}", axis, mesh.describe());
     all.push_back(axis);
   }
-  for (int axis = 0; axis < mesh.ndim(); ++axis)
+  for (const int axis : up_to(mesh.ndim()))
     if (std::find(all.begin(), all.end(), axis) == all.end()) all.push_back(axis);
   return all;
 }
@@ -128,7 +129,7 @@ const Spec* Spec::with(int axis, Placement placement) const {
   std::erase(axes, axis);
   axes.push_back(axis);
   const Spec* result = of(mesh(), placements, axes);
-  for (int d = 0; d < static_cast<int>(rows_of_dim_.size()); ++d)
+  for (const int d : up_to(static_cast<int>(rows_of_dim_.size())))
     if (!rows_of(d).empty() && std::ranges::equal(axes_of(d), result->axes_of(d)))
       result = result->with_rows(d, rows_of(d));
   return result;
@@ -156,7 +157,7 @@ bool Spec::lists_chunks(int dim) const {
   const std::span<const std::int64_t> rows = rows_of(dim);
   const std::int64_t size = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
   std::vector<int> at(placements_.size());
-  for (std::size_t r = 0; r < rows.size(); ++r) {
+  for (const std::size_t r : indices(rows)) {
     auto left = static_cast<int>(r);
     for (std::size_t a = axes_of(dim).size(); a-- > 0;) {
       const int axis = axes_of(dim)[a];
@@ -171,7 +172,7 @@ bool Spec::lists_chunks(int dim) const {
 const Spec* Spec::simplified() const {
   if (!lists_rows()) return this;
   Rows lists = rows_of_dim_;
-  for (std::size_t d = 0; d < lists.size(); ++d)
+  for (const std::size_t d : indices(lists))
     if (lists_chunks(static_cast<int>(d))) lists[d].clear();
   return with_lists(std::move(lists));
 }
@@ -207,7 +208,7 @@ Spec::Range Spec::local_range(int dim, std::int64_t size) const { return range_a
 
 Dims Spec::local_offset(const Shape& shape) const {
   Dims offset;
-  for (int d = 0; d < shape.size(); ++d) offset.push_back(local_range(d, shape[d]).begin);
+  for (const int d : indices(shape)) offset.push_back(local_range(d, shape[d]).begin);
   return offset;
 }
 
@@ -215,14 +216,14 @@ Shape Spec::local_shape(const Shape& shape) const {
   if (static_cast<int>(axes_of_dim_.size()) > shape.size()) [[unlikely]]
     fail("placement {} shards dim {} of a tensor of shape {}", describe(), axes_of_dim_.size() - 1, shape);
   Shape local = shape;
-  for (int d = 0; d < static_cast<int>(axes_of_dim_.size()); ++d)
+  for (const int d : up_to(static_cast<int>(axes_of_dim_.size())))
     if (!axes_of_dim_[static_cast<std::size_t>(d)].empty()) local[d] = local_range(d, shape[d]).size();
   return local;
 }
 
 std::string Spec::describe() const {
   std::string text;
-  for (std::size_t d = 0; d < axes_of_dim_.size(); ++d) {
+  for (const std::size_t d : indices(axes_of_dim_)) {
     if (axes_of_dim_[d].empty()) continue;
     std::string axes;
     for (int a : axes_of_dim_[d]) axes += (axes.empty() ? "" : ",") + axes_[static_cast<std::size_t>(a)].name;
@@ -230,7 +231,7 @@ std::string Spec::describe() const {
     const std::string sizes = rows.empty() ? "" : fmt::format("({})", fmt::join(rows, ","));
     text += fmt::format("{}{}: {}{}", text.empty() ? "" : "; ", d, axes, sizes);
   }
-  for (std::size_t a = 0; a < placements_.size(); ++a) {
+  for (const std::size_t a : indices(placements_)) {
     if (!placements_[a].is_partial()) continue;
     const ReduceKind kind = placements_[a].reduce;
     text += fmt::format("{}{}{}", text.empty() ? "" : "; ",

@@ -15,6 +15,7 @@
 #include "dtensor/plain_part.h"
 #include "dtensor/rule.h"
 #include "runtime/op/rows/view_attrs.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -26,7 +27,7 @@ void add(SmallVec<Placement, 4> in, SmallVec<Placement, 2> out, Signatures& sign
 
 // Shards all operands along each dim, other than `dim`, in which the two given shapes are equal.
 void add_common_dims(const RuleCall& call, const Shape& a, const Shape& b, int dim, Signatures& signatures) {
-  for (int d = 0; d < a.size(); ++d)
+  for (const int d : indices(a))
     if (d != dim && a[d] == b[d]) add(all(call.in.size(), Shard(d)), all<2>(call.out.size(), Shard(d)), signatures);
 }
 
@@ -34,7 +35,7 @@ void add_common_dims(const RuleCall& call, const Shape& a, const Shape& b, int d
 void add_moved_terms(const RuleCall& call, unsigned inputs, Signatures& signatures) {
   for (ReduceKind kind : {ReduceKind::sum, ReduceKind::avg, ReduceKind::max, ReduceKind::min, ReduceKind::product}) {
     SmallVec<Placement, 4> in = all(call.in.size(), Replicate());
-    for (std::size_t i = 0; i < in.size(); ++i)
+    for (const std::size_t i : indices(in))
       if (inputs >> i & 1u) in[i] = Partial(kind);
     add(std::move(in), all<2>(call.out.size(), Partial(kind)), signatures);
   }
@@ -44,7 +45,7 @@ void add_moved_terms(const RuleCall& call, unsigned inputs, Signatures& signatur
 
 void index_select_signatures(const RuleCall& call, Signatures& signatures) {
   const int dim = call.attrs.as<DimAttrs>().dim;
-  for (int d = 0; d < call.ndim(0); ++d)
+  for (const int d : up_to(call.ndim(0)))
     if (d != dim) add({Shard(d), Replicate()}, {Shard(d)}, signatures);
   add({Replicate(), Shard(0)}, {Shard(dim)}, signatures);
   add_moved_terms(call, 0b01, signatures);
@@ -52,7 +53,7 @@ void index_select_signatures(const RuleCall& call, Signatures& signatures) {
 
 void index_select_backward_signatures(const RuleCall& call, Signatures& signatures) {
   const int dim = call.attrs.as<PadToAttrs>().dim;
-  for (int d = 0; d < call.ndim(0); ++d)
+  for (const int d : up_to(call.ndim(0)))
     if (d != dim) add({Shard(d), Replicate()}, {Shard(d)}, signatures);
   add({Shard(dim), Shard(0)}, {Partial()}, signatures);
   add_linear_signatures(call, 0, signatures);

@@ -22,6 +22,7 @@
 #include "runtime/op/rows/pointwise_attrs.h"
 #include "runtime/op/rows/reduce_attrs.h"
 #include "runtime/op/rows/view_attrs.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -32,7 +33,7 @@ constexpr std::size_t kX = 0;  // logits, or the input of the linear layer that 
 // Sharded along every leading dim, and along the classes, which are dim `class_dim` of input `class_input`.
 void add_loss_signatures(const RuleCall& call, std::size_t first, std::size_t targets, std::size_t class_input,
                          int class_dim, Signatures& signatures) {
-  for (int d = 0; d < call.ndim(targets); ++d) {
+  for (const int d : up_to(call.ndim(targets))) {
     Signature s{all(call.in.size(), Replicate()), {Replicate(), Shard(d), Replicate()}, 0};
     s.in[first] = s.in[targets] = Shard(d);
     signatures.push_back(std::move(s));
@@ -59,7 +60,7 @@ void loss_gradient_signatures(const RuleCall& call, Signatures& signatures) {
     if (a.of_weight) out.push_back(weight);
     return out;
   };
-  for (int d = 0; d < call.ndim(3); ++d)
+  for (const int d : up_to(call.ndim(3)))
     signatures.push_back(
         {{Replicate(), Shard(d), Replicate(), Shard(d), Shard(d), Replicate()}, gradients(Shard(d), Partial()), 0});
   signatures.push_back(
@@ -148,7 +149,7 @@ Tensors run_loss(const LocalCall& local, AttrsView attrs, std::span<Tensor> in, 
                  std::size_t class_input, int class_dim, const Op& parts_row) {
   const std::vector<int> class_axes = axes_cutting(*local.in[class_input], class_dim);
   std::vector<int> row_axes;
-  for (int d = 0; d < local.call.ndim(targets_input); ++d)
+  for (const int d : up_to(local.call.ndim(targets_input)))
     for (int axis : local.in[targets_input]->axes_of(d)) row_axes.push_back(axis);
   Rows rows;
   if (class_axes.empty()) {
@@ -186,7 +187,7 @@ Shape largest_part(const LocalCall& local, std::size_t input) {
   const Spec& spec = *local.in[input];
   const std::vector<int> first(static_cast<std::size_t>(spec.num_axes()), 0);
   Shape shape = local.call.shape(input);
-  for (int d = 0; d < shape.size(); ++d) shape[d] = spec.range_at(d, shape[d], first).size();
+  for (const int d : indices(shape)) shape[d] = spec.range_at(d, shape[d], first).size();
   return shape;
 }
 

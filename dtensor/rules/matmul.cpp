@@ -4,6 +4,7 @@
 //                                                       n:    R     S0  S0 -> S(-1)     colwise
 //                                                       k:    S(-1) S1  R  -> P         rowwise: one rank adds the bias
 #include "dtensor/rule.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -15,7 +16,7 @@ void linear_signatures(const RuleCall& call, Signatures& signatures) {
     for (std::size_t i = 0; i < 2; ++i) add_linear_signatures(call, i, signatures);
   // x or weight Partial, and the bias replicated: run_linear adds the bias on the first rank only.
   else
-    for (std::size_t i = 0; i < 2; ++i) {
+    for (const std::size_t i : up_to(2)) {
       SmallVec<Placement, 4> in = all(3, Replicate());
       in[i] = Partial();
       signatures.push_back({in, {Partial()}, 0});
@@ -25,7 +26,7 @@ void linear_signatures(const RuleCall& call, Signatures& signatures) {
 Tensors run_linear(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) {
   bool has_terms = false, is_first = true;
   const Spec& out = *local.out[0];
-  for (int axis = 0; axis < out.num_axes(); ++axis) {
+  for (const int axis : up_to(out.num_axes())) {
     if (!out.placement(axis).is_partial()) continue;
     has_terms = true;
     is_first &= out.coordinate(axis) == 0;

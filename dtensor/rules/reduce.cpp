@@ -20,6 +20,7 @@
 #include "runtime/op/rows/pointwise_attrs.h"
 #include "runtime/op/rows/reduce_attrs.h"
 #include "runtime/op/rows/view_attrs.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -37,7 +38,7 @@ void add_one(Placement in, Placement out, Signatures& signatures) { signatures.p
 void add_dims(const RuleCall& call, Placement of_reduced, Signatures& signatures) {
   const auto& attrs = call.attrs.as<ReduceAttrs>();
   int kept = 0;
-  for (int d = 0; d < call.ndim(0); ++d) {
+  for (const int d : up_to(call.ndim(0))) {
     if (is_reduced(attrs.dims, d)) {
       add_one(Shard(d), of_reduced, signatures);
       kept += attrs.keep_dims;
@@ -70,7 +71,7 @@ void argmax_signatures(const RuleCall& call, Signatures& signatures) { add_dims(
 void sum_to_signatures(const RuleCall& call, Signatures& signatures) {
   const Shape &from = call.shape(0), &to = call.out[0].shape;
   const int lead = from.size() - to.size();
-  for (int d = 0; d < from.size(); ++d)
+  for (const int d : indices(from))
     add_one(Shard(d), d >= lead && from[d] == to[d - lead] ? Shard(d - lead) : Partial(), signatures);
   add_linear(call, signatures);
 }
@@ -79,7 +80,7 @@ void sum_to_signatures(const RuleCall& call, Signatures& signatures) {
 void var_signatures(const RuleCall& call, Signatures& signatures) {
   const ReduceAttrs& attrs = call.attrs.as<VarAttrs>().reduce;
   int kept = 0;
-  for (int d = 0; d < call.ndim(0); ++d) {
+  for (const int d : up_to(call.ndim(0))) {
     const bool goes = is_reduced(attrs.dims, d);
     if (!goes) signatures.push_back({{Shard(d)}, all<2>(2, Shard(kept)), 0});
     kept += !goes || attrs.keep_dims;
@@ -146,7 +147,7 @@ Tensors run_extremum(const LocalCall& local, AttrsView attrs, std::span<Tensor> 
 
 std::int64_t reduced_count(const Shape& shape, std::uint64_t mask) {
   std::int64_t count = 1;
-  for (int d = 0; d < shape.size(); ++d)
+  for (const int d : indices(shape))
     if (is_reduced(mask, d)) count *= shape[d];
   return count;
 }
@@ -155,7 +156,7 @@ std::int64_t reduced_count(const Shape& shape, std::uint64_t mask) {
 Tensors run_mean(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) {
   const std::uint64_t mask = attrs.as<ReduceAttrs>().dims;
   bool is_cut = false;
-  for (int d = 0; d < in[0].ndim(); ++d) is_cut |= is_reduced(mask, d) && !local.in[0]->axes_of(d).empty();
+  for (const int d : up_to(in[0].ndim())) is_cut |= is_reduced(mask, d) && !local.in[0]->axes_of(d).empty();
   if (!is_cut) return below(local.call.op, attrs, in);
   in[0] = with_neutral<zero>(local, std::move(in[0]));
   const auto share = static_cast<double>(reduced_count(in[0].shape(), mask)) /

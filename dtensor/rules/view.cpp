@@ -15,6 +15,7 @@
 #include "dtensor/rule.h"
 #include "runtime/op/rows/view.h"
 #include "runtime/op/rows/view_attrs.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -32,7 +33,7 @@ void add_cut(const RuleCall& call, int in, int out, Signatures& signatures, std:
 }
 
 void add_all_dims_but(const RuleCall& call, int dim, Signatures& signatures) {
-  for (int d = 0; d < call.ndim(0); ++d)
+  for (const int d : up_to(call.ndim(0)))
     if (d != dim) add_cut(call, d, d, signatures);
 }
 
@@ -40,7 +41,7 @@ void add_all_dims_but(const RuleCall& call, int dim, Signatures& signatures) {
 
 std::vector<int> dims_where(const Shape& shape, bool is_one) {
   std::vector<int> dims;
-  for (int d = 0; d < shape.size(); ++d)
+  for (const int d : indices(shape))
     if ((shape[d] == 1) == is_one) dims.push_back(d);
   return dims;
 }
@@ -67,7 +68,7 @@ void view_signatures(const RuleCall& call, Signatures& signatures) {
   add_groups(call, signatures);
   // A sharded dim of one element is whole on one rank and empty on the others, whatever the other dims are.
   const std::vector<int> a = dims_where(call.shape(0), true), b = dims_where(call.out[0].shape, true);
-  for (std::size_t k = 0; k < std::min(a.size(), b.size()); ++k) add_cut(call, a[k], b[k], signatures);
+  for (const std::size_t k : up_to(std::min(a.size(), b.size()))) add_cut(call, a[k], b[k], signatures);
   add_terms(call, signatures);
 }
 
@@ -75,7 +76,7 @@ Attrs local_shape(const LocalCall& local) { return ShapeAttrs{local.out_shape()}
 
 bool is_even(const LocalCall& local) {
   const Shape& whole = local.call.shape(0);
-  for (int d = 0; d < whole.size(); ++d)
+  for (const int d : indices(whole))
     if (whole[d] % local.in[0]->num_shards(d) != 0) return false;
   return true;
 }
@@ -94,14 +95,14 @@ Tensors run_view(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) 
 
 void permute_signatures(const RuleCall& call, Signatures& signatures) {
   const Dims& order = call.attrs.as<PermuteAttrs>().order;
-  for (int d = 0; d < order.size(); ++d) add_cut(call, static_cast<int>(order[d]), d, signatures);
+  for (const int d : indices(order)) add_cut(call, static_cast<int>(order[d]), d, signatures);
   add_terms(call, signatures);
 }
 
 void expand_signatures(const RuleCall& call, Signatures& signatures) {
   const Shape &from = call.shape(0), &to = call.out[0].shape;
   const int lead = to.size() - from.size();
-  for (int d = 0; d < to.size(); ++d) {
+  for (const int d : indices(to)) {
     if (d >= lead && from[d - lead] == to[d]) add_cut(call, d - lead, d, signatures);
     else signatures.push_back({{Replicate()}, {Shard(d)}, 0});
   }

@@ -17,6 +17,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/collective_attrs.h"
 #include "runtime/op/rows/view_attrs.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -67,7 +68,7 @@ struct Searched {
   std::vector<int> axes;
 
   Searched(const Spec* source, const Spec* target) : from(source), to(target), mesh(source->mesh()) {
-    for (int a = 0; a < from->num_axes(); ++a)
+    for (const int a : up_to(from->num_axes()))
       if (from->axis_size(a) > 1) axes.push_back(a);
   }
 
@@ -79,7 +80,7 @@ struct Searched {
 
   PackedLayout pack(const Spec* spec) const {
     PackedLayout packed;
-    for (int i = 0; i < static_cast<int>(axes.size()); ++i) {
+    for (const int i : up_to(static_cast<int>(axes.size()))) {
       const int axis = axes[static_cast<std::size_t>(i)];
       const Placement& p = spec->placement(axis);
       if (p.is_partial()) packed.set(i, PackedLayout::kPartial);
@@ -97,7 +98,7 @@ struct Searched {
   const Spec* unpack(const PackedLayout& packed) const {
     std::vector<Placement> placements(static_cast<std::size_t>(from->num_axes()));
     std::vector<std::pair<std::uint8_t, int>> splits;
-    for (int i = 0; i < static_cast<int>(axes.size()); ++i) {
+    for (const int i : up_to(static_cast<int>(axes.size()))) {
       const int axis = axes[static_cast<std::size_t>(i)];
       Placement& p = placements[static_cast<std::size_t>(axis)];
       if (packed.at(i) == PackedLayout::kPartial) p = from->placement(axis);
@@ -123,7 +124,7 @@ std::string refusal_of(const Spec* from, const Spec* to, const Shape& shape) {
     for (const Placement& p : spec->placements())
       if (p.is_shard() && p.dim >= shape.size())
         return fmt::format("{} shards dim {} of a tensor of shape {}", spec->describe(), p.dim, shape);
-  for (int a = 0; a < from->num_axes(); ++a) {
+  for (const int a : up_to(from->num_axes())) {
     const Placement &source = from->placement(a), &target = to->placement(a);
     if (target.is_partial() && source != target)
       return fmt::format(
@@ -139,7 +140,7 @@ std::string refusal_of(const Spec* from, const Spec* to, const Shape& shape) {
 
 bool is_possible(const Spec* from, const Spec* to, const Shape& shape) {
   if (from->mesh_id() != to->mesh_id()) return false;
-  for (int a = 0; a < from->num_axes(); ++a) {
+  for (const int a : up_to(from->num_axes())) {
     const Placement &source = from->placement(a), &target = to->placement(a);
     if (target.is_partial() && source != target) return false;
     if ((source.is_shard() && source.dim >= shape.size()) || (target.is_shard() && target.dim >= shape.size()))
@@ -153,7 +154,7 @@ bool is_possible(const Spec* from, const Spec* to, const Shape& shape) {
 std::vector<int> dims_to_search(const Searched& mesh, const Shape& shape) {
   constexpr std::size_t kEnough = 3;
   std::vector<int> dims, others;
-  for (int d = 0; d < shape.size(); ++d)
+  for (const int d : indices(shape))
     (mesh.from->axes_of(d).empty() && mesh.to->axes_of(d).empty() ? others : dims).push_back(d);
   if (mesh.axes.size() < 2) return dims;
   std::stable_sort(others.begin(), others.end(), [&](int a, int b) { return shape[a] > shape[b]; });

@@ -12,6 +12,8 @@
 #include <queue>
 #include <tuple>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd {
 
 namespace {
@@ -35,7 +37,7 @@ Movement movement_of(Kind kind) {
 class Search {
  public:
   explicit Search(const SearchProblem& problem) : problem_(problem), num_axes_(static_cast<int>(problem.axes.size())) {
-    for (int d = 0; d < problem.shape.size(); ++d)
+    for (const int d : indices(problem.shape))
       if (std::ranges::find(problem.dims, d) == problem.dims.end()) size_of_other_dims_ *= problem.shape[d];
     for (const SearchProblem::Axis& axis : problem.axes)
       cheapest_call_ = std::min(cheapest_call_, axis.price.call_seconds + axis.price.peer_seconds);
@@ -97,7 +99,7 @@ class Search {
 
   // Lower bound of the remaining price: one call, unless every axis is at its target or Replicate (a slice is free).
   double lower_bound(const PackedLayout& layout) const {
-    for (int a = 0; a < num_axes_; ++a)
+    for (const int a : up_to(num_axes_))
       if (layout.at(a) != problem_.to.at(a) && layout.at(a) != PackedLayout::kReplicate) return cheapest_call_;
     return 0;
   }
@@ -105,7 +107,7 @@ class Search {
   void expand(int index) {
     here_ = index;
     layout_ = nodes_[static_cast<std::size_t>(index)].layout;
-    for (int a = 0; a < num_axes_; ++a)
+    for (const int a : up_to(num_axes_))
       if (!axis(a).fixed && layout_.at(a) == PackedLayout::kReplicate) slice(a);
     for (int d : problem_.dims) move_splits(d);
     reduce_partials();
@@ -115,8 +117,8 @@ class Search {
 
   AxisList axes_of(const PackedLayout& layout, int dim) const {
     AxisList axes;
-    for (int order = 0; order < num_axes_; ++order)
-      for (int a = 0; a < num_axes_; ++a)
+    for (const int order : up_to(num_axes_))
+      for (const int a : up_to(num_axes_))
         if (layout.at(a) == PackedLayout::shard(dim, order)) axes.push_back(a);
     return axes;
   }
@@ -179,11 +181,11 @@ class Search {
 
   void reduce_partials() {
     AxisList partial;
-    for (int a = 0; a < num_axes_; ++a)
+    for (const int a : up_to(num_axes_))
       if (layout_.at(a) == PackedLayout::kPartial && !axis(a).fixed) partial.push_back(a);
     for (unsigned chosen = 1; chosen < 1u << partial.size(); ++chosen) {
       AxisList axes;
-      for (std::size_t i = 0; i < partial.size(); ++i)
+      for (const std::size_t i : indices(partial))
         if (chosen >> i & 1u) axes.push_back(partial[i]);
       if (!may_reduce(axes) || !can_join(axes)) continue;
       PackedLayout reduced = layout_;
@@ -208,7 +210,7 @@ class Search {
   bool may_reduce(const AxisList& axes) const {
     for (int a : axes) {
       if (axis(a).kind != axis(axes[0]).kind) return false;
-      for (int later = a + 1; later < num_axes_; ++later)
+      for (const int later : Numbers<int>(a + 1, num_axes_))
         if (layout_.at(later) == PackedLayout::kPartial && !commute(axis(a).kind, axis(later).kind)) return false;
     }
     return true;
@@ -232,19 +234,19 @@ class Search {
   bool joint_equals_nested(int dim, const AxisList& axes, std::size_t first) const {
     if (axes.size() - first < 2) return true;
     std::vector<std::int64_t> chunks{problem_.shape[dim]};
-    for (std::size_t i = 0; i < first; ++i) {
+    for (const std::size_t i : up_to(first)) {
       std::vector<std::int64_t> split;
       for (std::int64_t n : chunks)
-        for (int r = 0; r < axis(axes[i]).size; ++r) split.push_back(chunk_range(n, axis(axes[i]).size, r).size());
+        for (const int r : up_to(axis(axes[i]).size)) split.push_back(chunk_range(n, axis(axes[i]).size, r).size());
       std::sort(split.begin(), split.end());
       split.erase(std::unique(split.begin(), split.end()), split.end());
       chunks = std::move(split);
     }
     int parts = 1;
-    for (std::size_t i = first; i < axes.size(); ++i) parts *= axis(axes[i]).size;
+    for (const std::size_t i : Numbers<std::size_t>(first, axes.size())) parts *= axis(axes[i]).size;
     return std::all_of(chunks.begin(), chunks.end(), [&](std::int64_t n) {
       if (n % parts == 0) return true;
-      for (int r = 0; r < parts; ++r) {
+      for (const int r : up_to(parts)) {
         Spec::Range nested{0, n};
         for (std::size_t i = first, below = static_cast<std::size_t>(parts); i < axes.size(); ++i) {
           const int size = axis(axes[i]).size;
