@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd::ir {
 
 std::pair<std::int64_t, std::int64_t> TensorRef::extent() const {
   const std::int64_t size = byte_size(dtype);
   std::int64_t first = offset, last = offset;
-  for (int i = 0; i < shape.size(); ++i) {
+  for (const int i : indices(shape)) {
     if (shape[i] == 0) return {offset * size, offset * size};
     (strides[i] < 0 ? first : last) += (shape[i] - 1) * strides[i];
   }

@@ -4,6 +4,7 @@
 
 #include "compile/ir/analysis/lifetimes.h"
 #include "compile/ir/analysis/numbers.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ir {
 
@@ -34,7 +35,7 @@ void renumber(Program& program, std::span<const ValueId> holder) {
   std::vector<ValueId> number(holder.size(), kNoValue);
   std::vector<Value> values;
   values.reserve(holder.size());
-  for (std::size_t v = 0; v < holder.size(); ++v) {
+  for (const std::size_t v : indices(holder)) {
     if (holder[v] != static_cast<ValueId>(v)) continue;
     number[v] = static_cast<ValueId>(values.size());
     values.push_back(std::move(program.values[v]));
@@ -62,7 +63,7 @@ void renumber(Program& program, std::span<const ValueId> holder) {
 void drop_unmentioned(Program& program) {
   const std::vector<int> last = last_mentions(program);
   std::vector<ValueId> holder(program.values.size());
-  for (std::size_t v = 0; v < holder.size(); ++v) {
+  for (const std::size_t v : indices(holder)) {
     const bool stays = last[v] >= 0 || program.values[v].kind != ValueKind::temporary;
     holder[v] = stays ? static_cast<ValueId>(v) : kNoValue;
   }

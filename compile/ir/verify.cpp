@@ -11,6 +11,7 @@
 #include "compile/ir/builder.h"
 #include "compile/ir/tables.h"
 #include "compile/ir/text/print.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ir {
 
@@ -23,7 +24,7 @@ class Verifier {
   /// The program's tables are sound.
   explicit Verifier(const Program& program)
       : program_(program), roots_(program), states_(program.values.size(), State::live) {
-    for (std::size_t v = 0; v < states_.size(); ++v)
+    for (const std::size_t v : indices(states_))
       if (program.values[v].kind == ValueKind::temporary) states_[v] = State::unwritten;
       else if (program.values[v].is_absent) states_[v] = State::released;
   }
@@ -113,9 +114,9 @@ class Verifier {
            "{} of {} inputs are written in place", node.num_mutated, node.in.size());
     for (const ValueId v : node.restores) check_presence(v);
     for (const ValueId v : node.releases) check_presence(v);
-    for (std::size_t i = 0; i < node.in.size(); ++i)
+    for (const std::size_t i : indices(node.in))
       if (node.in[i].defined()) check_input(node, i);
-    for (std::size_t i = 0; i < node.out.size(); ++i) check_output(node, i);
+    for (const std::size_t i : indices(node.out)) check_output(node, i);
     check_residency(node);
     const SmallVec<TensorMeta, 4> in = metas_of(program_, node);
     check_infer(node, in);
@@ -156,7 +157,7 @@ class Verifier {
       throw;
     }
     demand(metas.size() == node.out.size(), "infer gives {} outputs, the node has {}", metas.size(), node.out.size());
-    for (std::size_t i = 0; i < metas.size(); ++i) {
+    for (const std::size_t i : indices(metas)) {
       const TensorRef& out = node.out[i];
       demand(metas[i].shape == out.shape && metas[i].dtype == out.dtype,
              "infer gives {}{} for output {}, the node has {}{}", name(metas[i].dtype), metas[i].shape, i,
@@ -188,9 +189,9 @@ class Verifier {
         return;
       demand(false, "{} {} is on {}, the node runs on {}", what, i, to_string(where), to_string(device));
     };
-    for (std::size_t i = 0; i < node.out.size(); ++i) check_one("output", i, node.out[i], false);
+    for (const std::size_t i : indices(node.out)) check_one("output", i, node.out[i], false);
     if (node.op->device) return;
-    for (std::size_t i = 0; i < node.in.size(); ++i)
+    for (const std::size_t i : indices(node.in))
       check_one("input", i, node.in[i], static_cast<int>(i) >= node.num_mutated);
   }
 
@@ -222,7 +223,7 @@ class Verifier {
       for (const TensorRef& in : node.in)
         demand(!in.defined() || (traits.pointwise && in == out) || !overlap(in, out),
                "output and input overlap, and the op does not work element by element");
-      for (std::size_t other = 0; other < i; ++other)
+      for (const std::size_t other : up_to(i))
         demand(!overlap(node.out[other], out), "outputs {} and {} overlap", other, i);
     }
   }
@@ -281,7 +282,7 @@ class Verifier {
     for (const ValueId v : lent)
       kept[static_cast<std::size_t>(v)] =
           kept[static_cast<std::size_t>(v)] || states_[static_cast<std::size_t>(v)] == State::live;
-    for (std::size_t v = 0; v < states_.size(); ++v)
+    for (const std::size_t v : indices(states_))
       demand(program_.values[v].kind != ValueKind::temporary || kept[v] || states_[v] == State::freed,
              "temporary value {} is never {}", v, states_[v] == State::unwritten ? "written" : "freed");
   }

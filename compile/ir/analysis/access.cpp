@@ -2,6 +2,8 @@
 
 #include <optional>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd::ir {
 
 namespace {
@@ -39,12 +41,12 @@ std::optional<AccessKind> residency_change(const Program& program, const GraphNo
 ByteRoots::ByteRoots(const Program& program) {
   std::vector<ValueId> arguments(program.arguments.size(), kNoValue);
   roots_.reserve(program.values.size());
-  for (std::size_t v = 0; v < program.values.size(); ++v) {
+  for (const std::size_t v : indices(program.values)) {
     const Value& value = program.values[v];
     roots_.push_back({static_cast<ValueId>(v), 0});
     if (value.kind == ValueKind::argument) arguments[static_cast<std::size_t>(value.source)] = static_cast<ValueId>(v);
   }
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
+  for (const std::size_t i : indices(arguments)) {
     const ArgumentGuard& guard = program.arguments[i];
     if (guard.shares < 0 || guard.shares >= static_cast<int>(i) || arguments[i] == kNoValue) continue;
     const ValueId other = arguments[static_cast<std::size_t>(guard.shares)];
@@ -55,7 +57,7 @@ ByteRoots::ByteRoots(const Program& program) {
 }
 
 void append_accesses(const Program& program, const ByteRoots& roots, const GraphNode& node, std::vector<Access>& list) {
-  for (std::size_t i = 0; i < node.in.size(); ++i) {
+  for (const std::size_t i : indices(node.in)) {
     const TensorRef& ref = node.in[i];
     if (!ref.defined()) continue;
     const bool mutated = static_cast<int>(i) < node.num_mutated;
@@ -74,7 +76,7 @@ void append_accesses(const Program& program, const ByteRoots& roots, const Graph
     }
   }
   const AccessKind output = node.accumulate ? AccessKind::accumulated : AccessKind::output;
-  for (std::size_t i = 0; i < node.out.size(); ++i)
+  for (const std::size_t i : indices(node.out))
     if (node.out[i].defined()) list.push_back(access_to(program, roots, node.out[i], output, static_cast<int>(i)));
 }
 

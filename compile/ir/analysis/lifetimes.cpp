@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "compile/ir/analysis/loans.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ir {
 
@@ -11,7 +12,7 @@ std::vector<int> last_mentions(const Program& program) {
   const auto touch = [&](ValueId value, std::size_t when) {
     if (value != kNoValue) last[static_cast<std::size_t>(value)] = static_cast<int>(when);
   };
-  for (std::size_t i = 0; i < program.nodes.size(); ++i) {
+  for (const std::size_t i : indices(program.nodes)) {
     const GraphNode& node = program.nodes[i];
     for (const TensorRef& ref : node.in) touch(ref.value, i);
     for (const TensorRef& ref : node.out) touch(ref.value, i);
@@ -26,9 +27,9 @@ std::vector<int> ends_of_lives(const Program& program) {
   std::vector<int> ends = last_mentions(program);
   if (!program.has_waits) return ends;
   Loans loans(program);
-  for (std::size_t i = 0; i < program.nodes.size(); ++i) loans.pass(i);
+  for (const std::size_t i : indices(program.nodes)) loans.pass(i);
   const auto end = static_cast<int>(program.nodes.size());
-  for (std::size_t v = 0; v < ends.size(); ++v)  // who used it last still does so as far as loans know
+  for (const std::size_t v : indices(ends))  // who used it last still does so as far as loans know
     for (const int item : loans.users(static_cast<ValueId>(v)))
       ends[v] = std::max(ends[v], loans.item(item).is_over() ? loans.item(item).ended_by : end);
   return ends;
@@ -37,7 +38,7 @@ std::vector<int> ends_of_lives(const Program& program) {
 void compute_lifetimes(Program& program) {
   const std::vector<int> ends = ends_of_lives(program);
   for (GraphNode& node : program.nodes) node.frees.clear();
-  for (std::size_t v = 0; v < ends.size(); ++v) {
+  for (const std::size_t v : indices(ends)) {
     const bool is_freed = program.values[v].kind == ValueKind::temporary && ends[v] >= 0 &&
                           ends[v] < static_cast<int>(program.nodes.size());
     if (is_freed) program.nodes[static_cast<std::size_t>(ends[v])].frees.push_back(static_cast<ValueId>(v));

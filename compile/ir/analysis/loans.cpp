@@ -4,6 +4,7 @@
 
 #include "compile/ir/text/print.h"
 #include "runtime/op/rows/wait_attrs.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ir {
 
@@ -122,8 +123,8 @@ std::vector<ValueId> lent_at_end(const Program& program) {
   std::vector<ValueId> lent;
   if (!program.has_waits) return lent;
   Loans loans(program);
-  for (std::size_t i = 0; i < program.nodes.size(); ++i) loans.pass(i);
-  for (std::size_t v = 0; v < program.values.size(); ++v)
+  for (const std::size_t i : indices(program.nodes)) loans.pass(i);
+  for (const std::size_t v : indices(program.values))
     if (program.values[v].kind == ValueKind::temporary && loans.is_lent(static_cast<ValueId>(v)))
       lent.push_back(static_cast<ValueId>(v));
   return lent;
@@ -132,7 +133,7 @@ std::vector<ValueId> lent_at_end(const Program& program) {
 void check_waits(const Program& program) {
   if (!program.has_waits) return;
   Loans loans(program);
-  for (std::size_t i = 0; i < program.nodes.size(); ++i) {
+  for (const std::size_t i : indices(program.nodes)) {
     const auto refuse = [&](std::string_view text, int item) {
       Error error(fmt::format("the captured graph is broken: a queue still uses {}", text));
       error.add("node", fmt::format("{}: {}", i, describe_node(program, i)));

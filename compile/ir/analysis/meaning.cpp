@@ -5,6 +5,7 @@
 
 #include "runtime/op/rows/ops.h"
 #include "runtime/tensor/fnv1a.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ir {
 
@@ -54,9 +55,9 @@ Meanings::Meanings(const Program& program)
   for (std::size_t node = 0; node <= versions_.end(); ++node) num_uses += versions_.uses_of(node).size();
   of_use_.resize(num_uses);
   first_use_ = versions_.uses_of(0).data();
-  for (std::size_t v = 0; v < versions_.all().size(); ++v)
+  for (const std::size_t v : indices(versions_.all()))
     if (versions_.all()[v].node < 0) of_version_[v] = initial(versions_.all()[v].root);
-  for (std::size_t node = 0; node < versions_.end(); ++node) read_node(node);
+  for (const std::size_t node : up_to(versions_.end())) read_node(node);
   for (const Versions::Use& use : versions_.uses_of(versions_.end()))
     of_use_[static_cast<std::size_t>(&use - first_use_)] = read(use);
   add_finals();
@@ -176,7 +177,7 @@ void Meanings::add_finals() {
   const auto end = versions_.uses_of(versions_.end());
   std::size_t next = 0;  // of those, which come in the order of their operands
   const auto num_operands = static_cast<int>(program_.results.size() + program_.updates.size());
-  for (int operand = 0; operand < num_operands; ++operand) {
+  for (const int operand : up_to(num_operands)) {
     if (next == end.size() || end[next].access.operand != operand) {
       add_final(kNoValue, operand, {}).meaning = Hash("none").take();
       continue;
@@ -184,7 +185,7 @@ void Meanings::add_finals() {
     add_final(kNoValue, operand, versions_.parts_of(end[next])).meaning = of(end[next]);
     ++next;
   }
-  for (std::size_t v = 0; v < program_.values.size(); ++v) {
+  for (const std::size_t v : indices(program_.values)) {
     const auto id = static_cast<ValueId>(v);
     const ValueKind kind = program_.values[v].kind;
     if (kind != ValueKind::temporary && kind != ValueKind::unit && versions_.roots().root(id) == id)

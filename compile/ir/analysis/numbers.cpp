@@ -9,6 +9,7 @@
 #include "compile/ir/analysis/access.h"
 #include "compile/ir/text/print.h"
 #include "runtime/comm/group/lanes.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ir {
 
@@ -38,7 +39,7 @@ class WriteCounts {
       parts_.push_back({std::numeric_limits<std::int64_t>::min(), 0});
     }
     const std::size_t first = cut(bytes.first), last = cut(bytes.second);
-    for (std::size_t i = first; i < last; ++i) ++parts_[i].writes;
+    for (const std::size_t i : Numbers<std::size_t>(first, last)) ++parts_[i].writes;
   }
 
  private:
@@ -141,7 +142,7 @@ void check_numbers(const Program& program) {
   if (!has_numbers) return;
   Counter counter(program);
   std::vector<std::int32_t> found;
-  for (std::size_t n = 0; n < program.nodes.size(); ++n) {
+  for (const std::size_t n : indices(program.nodes)) {
     const GraphNode& node = program.nodes[n];
     counter.next(node, found);
     const auto fail_with = [&](std::string text) {
@@ -152,7 +153,7 @@ void check_numbers(const Program& program) {
     if (found.size() != node.numbers.size())
       fail_with(fmt::format("a node has {} numbers of what it was recorded to find, it needs {}", node.numbers.size(),
                             found.size()));
-    for (std::size_t i = 0; i < found.size(); ++i)
+    for (const std::size_t i : indices(found))
       if (found[i] != node.numbers[i])
         fail_with(fmt::format("{}, it was recorded after {}", sentence(node, i, found[i]),
                               node.numbers[i] < kMixed ? std::to_string(node.numbers[i]) : "a mix of them"));

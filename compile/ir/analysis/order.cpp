@@ -7,6 +7,7 @@
 
 #include "compile/ir/analysis/loans.h"
 #include "compile/ir/analysis/numbers.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ir {
 
@@ -18,7 +19,7 @@ Order::Order(const Program& program) : before_(program.nodes.size()), after_(pro
     std::sort(list.begin(), list.end());
     list.erase(std::unique(list.begin(), list.end()), list.end());
   }
-  for (std::size_t i = 0; i < before_.size(); ++i)
+  for (const std::size_t i : indices(before_))
     for (const int first : before_[i]) after_[static_cast<std::size_t>(first)].push_back(static_cast<int>(i));
 }
 
@@ -28,7 +29,7 @@ void Order::add(int first, int second) {
 
 void Order::order_bytes(const Program& program) {
   const Versions versions(program);
-  for (std::size_t i = 0; i < program.nodes.size(); ++i)
+  for (const std::size_t i : indices(program.nodes))
     for (const Versions::Use& use : versions.uses_of(i)) {
       for (const Part& part : versions.parts_of(use)) add(versions[part.version].node, use.node);
       for (const int reader : versions.readers_before(use)) add(reader, use.node);
@@ -38,7 +39,7 @@ void Order::order_bytes(const Program& program) {
 void Order::order_calls(const Program& program) {
   int effect = -1;
   std::map<std::string_view, int> calls;
-  for (std::size_t i = 0; i < program.nodes.size(); ++i) {
+  for (const std::size_t i : indices(program.nodes)) {
     const GraphNode& node = program.nodes[i];
     const auto index = static_cast<int>(i);
     if (node.op->traits.waits) continue;
@@ -55,7 +56,7 @@ void Order::order_calls(const Program& program) {
 void Order::order_waits(const Program& program) {
   Loans loans(program);
   std::map<std::string_view, int> last_wait;  // by queue
-  for (std::size_t i = 0; i < program.nodes.size(); ++i) {
+  for (const std::size_t i : indices(program.nodes)) {
     const auto index = static_cast<int>(i);
     for (const int item : loans.needs(i)) add(loans.item(item).ended_by, index);
     const int before = loans.num_items();

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "runtime/tensor/indices.h"
 #include "runtime/tensor/small_vec.h"
 
 namespace sherd::ir {
@@ -39,7 +40,7 @@ std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b <
 bool can_be(const Terms& terms, std::size_t from, std::int64_t rest, int& tries) {
   if (from == terms.size()) return rest == 0;
   std::int64_t least = 0, most = 0;  // of the terms after this one
-  for (std::size_t i = from + 1; i < terms.size(); ++i) {
+  for (const std::size_t i : Numbers<std::size_t>(from + 1, terms.size())) {
     least += terms[i].step * terms[i].least;
     most += terms[i].step * terms[i].most;
   }
@@ -60,8 +61,8 @@ bool share_bytes(const TensorRef& a, const TensorRef& b, std::int64_t shift) {
   constexpr int kTries = 1000;
   const std::int64_t a_size = byte_size(a.dtype), b_size = byte_size(b.dtype);
   Terms terms;
-  for (int i = 0; i < a.shape.size(); ++i) add_term(terms, a.strides[i] * a_size, 0, a.shape[i] - 1);
-  for (int i = 0; i < b.shape.size(); ++i) add_term(terms, b.strides[i] * b_size, 1 - b.shape[i], 0);
+  for (const int i : indices(a.shape)) add_term(terms, a.strides[i] * a_size, 0, a.shape[i] - 1);
+  for (const int i : indices(b.shape)) add_term(terms, b.strides[i] * b_size, 1 - b.shape[i], 0);
   add_term(terms, 1, 1 - b_size, a_size - 1);  // the bytes of an element
   std::sort(terms.begin(), terms.end(), [](const Term& x, const Term& y) { return x.step > y.step; });
   int tries = kTries;
@@ -71,7 +72,7 @@ bool share_bytes(const TensorRef& a, const TensorRef& b, std::int64_t shift) {
 bool repeats_bytes(const TensorRef& ref) {
   if (numel(ref.shape) < 2 || is_contiguous(ref.shape, ref.strides)) return false;
   SmallVec<std::pair<std::int64_t, std::int64_t>, kMaxDims> dims;  // step, what it spans
-  for (int i = 0; i < ref.shape.size(); ++i)
+  for (const int i : indices(ref.shape))
     if (ref.shape[i] > 1) dims.push_back({std::abs(ref.strides[i]), std::abs(ref.strides[i]) * (ref.shape[i] - 1)});
   std::sort(dims.begin(), dims.end());
   std::int64_t reach = 0;

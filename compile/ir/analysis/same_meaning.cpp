@@ -5,6 +5,7 @@
 
 #include "compile/ir/analysis/meaning.h"
 #include "compile/ir/text/print.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ir {
 
@@ -17,8 +18,7 @@ using Known = std::unordered_set<Meaning, MeaningHash>;
 
 Known all_of(const Meanings& meanings) {
   Known known;
-  for (std::size_t v = 0; v < meanings.versions().all().size(); ++v)
-    known.insert(meanings.of(static_cast<VersionId>(v)));
+  for (const std::size_t v : indices(meanings.versions().all())) known.insert(meanings.of(static_cast<VersionId>(v)));
   for (std::size_t node = 0; node <= meanings.versions().end(); ++node)
     for (const Versions::Use& use : meanings.versions().uses_of(node)) known.insert(meanings.of(use));
   return known;
@@ -68,7 +68,7 @@ template <class List, class Same>
 void check_lists(std::string_view what, const List& before, const List& after, const Same& same) {
   check(before.size() == after.size(), "the program does not mean what it did: it has {} {}, it had {}", after.size(),
         what, before.size());
-  for (std::size_t i = 0; i < before.size(); ++i)
+  for (const std::size_t i : indices(before))
     check(same(before[i], after[i]), "the program does not mean what it did: {} {} differ", what, i);
 }
 
@@ -134,7 +134,7 @@ void check_same_meaning(const Meanings& was, const Program& after) {
   const Meanings is(after);
   check_lists("things left", was.finals(), is.finals(),
               [](const Meanings::Final&, const Meanings::Final&) { return true; });
-  for (std::size_t i = 0; i < was.finals().size(); ++i) check_final(was, is, i, after);
+  for (const std::size_t i : indices(was.finals())) check_final(was, is, i, after);
 }
 
 }  // namespace sherd::ir

@@ -10,6 +10,7 @@
 #include "runtime/op/rows/collective_attrs.h"
 #include "runtime/op/rows/wait_attrs.h"
 #include "runtime/op/unit/unit.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ir {
 
@@ -113,7 +114,7 @@ class Player {
   explicit Player(const Program& program) : program_(program), loans_(program) {}
 
   StepSeconds run(std::span<const NodeSeconds> nodes) {
-    for (std::size_t i = 0; i < nodes.size(); ++i) {
+    for (const std::size_t i : indices(nodes)) {
       const GraphNode& node = program_.nodes[i];
       if (node.op->traits.waits) {
         wait(node);
@@ -211,7 +212,7 @@ std::optional<Transfer> transfer_of(const GraphNode& node) {
   } else if (*kind == attr_kind<ReplicaSumAttrs>) {
     const auto& a = node.attrs.as<ReplicaSumAttrs>();
     t = {Movement::reduce_all, a.unit->replica_axis, a.unit->replicas, 0};
-    for (std::size_t m = 0; m < a.pieces.size(); ++m)
+    for (const std::size_t m : indices(a.pieces))
       t.bytes += static_cast<double>(numel(node.in[m].shape) * byte_size(node.in[m].dtype));
   } else if (*kind == attr_kind<CollectiveAttrs>) {
     const ProcessGroup* const group = group_of(node);
@@ -273,7 +274,7 @@ NodeSeconds seconds_of(const Program& program, std::size_t node, const Prices& p
 std::vector<NodeSeconds> node_seconds(const Program& program, const Prices& prices) {
   std::vector<NodeSeconds> all;
   all.reserve(program.nodes.size());
-  for (std::size_t i = 0; i < program.nodes.size(); ++i) all.push_back(seconds_of(program, i, prices));
+  for (const std::size_t i : indices(program.nodes)) all.push_back(seconds_of(program, i, prices));
   return all;
 }
 

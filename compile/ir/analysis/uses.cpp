@@ -1,5 +1,7 @@
 #include "compile/ir/analysis/uses.h"
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd::ir {
 
 namespace {
@@ -16,7 +18,7 @@ void for_each_read(const Versions& versions, const Fn& fn) {
 
 Uses::Uses(const Versions& versions) : first_(versions.all().size() + 1, 0) {
   for_each_read(versions, [&](const Versions::Use&, VersionId id) { ++first_[static_cast<std::size_t>(id) + 1]; });
-  for (std::size_t i = 1; i < first_.size(); ++i) first_[i] += first_[i - 1];
+  for (const std::size_t i : Numbers<std::size_t>(1, first_.size())) first_[i] += first_[i - 1];
   readers_.resize(first_.back());
   std::vector<std::size_t> next(first_.begin(), first_.end() - 1);
   for_each_read(versions, [&](const Versions::Use& use, VersionId id) {

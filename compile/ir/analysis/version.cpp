@@ -4,13 +4,15 @@
 
 #include <limits>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd::ir {
 
 Versions::Versions(const Program& program) : program_(program), roots_(program), segments_(program.values.size()) {
   // A root has no bounds: of arguments that share memory, one may begin before the other.
   constexpr ByteRanges::Range kAll{std::numeric_limits<std::int64_t>::min() / 2,
                                    std::numeric_limits<std::int64_t>::max() / 2};
-  for (std::size_t v = 0; v < program.values.size(); ++v) {
+  for (const std::size_t v : indices(program.values)) {
     const auto id = static_cast<ValueId>(v);
     if (roots_.root(id) != id) continue;
     segments_[v].reserve(3);  // most bytes are used whole: before, these, after
@@ -22,7 +24,7 @@ Versions::Versions(const Program& program) : program_(program), roots_(program),
     num_refs += node.in.size() + node.out.size() + node.restores.size() + node.releases.size();
   uses_.reserve(num_refs);
   std::vector<Access> list;
-  for (std::size_t i = 0; i < program.nodes.size(); ++i) {
+  for (const std::size_t i : indices(program.nodes)) {
     first_use_.push_back(uses_.size());
     list.clear();
     append_accesses(program, roots_, program.nodes[i], list);
@@ -67,7 +69,7 @@ void Versions::add_use(const Access& access, int node) {
           .first_reader = static_cast<std::uint32_t>(readers_.size()),
           .num_readers = 0};
   const std::size_t first = split(segments, access.bytes.first), last = split(segments, access.bytes.second);
-  for (std::size_t s = first; s < last; ++s) {
+  for (const std::size_t s : Numbers<std::size_t>(first, last)) {
     Segment& segment = segments[s];
     if (parts_.size() > use.first_part && parts_.back().version == segment.version)
       parts_.back().bytes.second = segment.bytes.second;  // only readers tell them apart

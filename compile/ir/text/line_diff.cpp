@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd::ir {
 
 namespace {
@@ -62,10 +64,10 @@ class LineDiff {
     std::string text = fmt::format("@@ -{} +{} @@\n", place(all.a, all.a_end), place(all.b, all.b_end));
     std::size_t a = all.a;
     const auto add = [&text](char sign, std::string_view line) { text += fmt::format("{}{}\n", sign, line); };
-    for (std::size_t i = first; i < end; ++i) {
+    for (const std::size_t i : Numbers<std::size_t>(first, end)) {
       for (; a < changes_[i].a; ++a) add(' ', a_[a]);
       for (; a < changes_[i].a_end; ++a) add('-', a_[a]);
-      for (std::size_t b = changes_[i].b; b < changes_[i].b_end; ++b) add('+', b_[b]);
+      for (const std::size_t b : Numbers<std::size_t>(changes_[i].b, changes_[i].b_end)) add('+', b_[b]);
     }
     for (; a < all.a_end; ++a) add(' ', a_[a]);
     return text;
@@ -98,7 +100,7 @@ class LineDiff {
       std::size_t b = 0;
     };
     std::unordered_map<std::string_view, Seen> seen;
-    for (std::size_t a = part.a; a < part.a_end; ++a) ++seen[a_[a]].in_a;
+    for (const std::size_t a : Numbers<std::size_t>(part.a, part.a_end)) ++seen[a_[a]].in_a;
     for (std::size_t b = part.b; b < part.b_end; ++b) {
       Seen& line = seen[b_[b]];
       ++line.in_b;
@@ -106,7 +108,7 @@ class LineDiff {
     }
     std::vector<Anchor> found;
     std::vector<int> last;  // by length of a list less 1: which of `found` ends it
-    for (std::size_t a = part.a; a < part.a_end; ++a) {
+    for (const std::size_t a : Numbers<std::size_t>(part.a, part.a_end)) {
       const Seen& line = seen[a_[a]];
       if (line.in_a != 1 || line.in_b != 1) continue;
       const auto place = std::ranges::lower_bound(last, line.b, {}, [&](int i) { return found[index(i)].b; });

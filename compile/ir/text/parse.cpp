@@ -15,6 +15,7 @@
 #include "runtime/op/attrs/attr_text.h"
 #include "runtime/op/unit/unit_layout.h"
 #include "runtime/tensor/fnv1a.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ir {
 
@@ -266,7 +267,7 @@ class Parser {
   }
 
   void find_bound_values() {
-    for (std::size_t i = 0; i < bound_.size(); ++i) {
+    for (const std::size_t i : indices(bound_)) {
       const auto& [position, name] = bound_[i];
       const auto found = values_.find(name);
       if (found == values_.end()) in_.fail_at(position, "there is no such value");

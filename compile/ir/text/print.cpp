@@ -7,6 +7,7 @@
 #include "compile/ir/text/words.h"
 #include "runtime/op/attrs/attr_text.h"
 #include "runtime/tensor/fnv1a.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ir {
 
@@ -23,7 +24,7 @@ class Printer {
 
   std::vector<std::string> short_lines() {
     std::vector<std::string> lines;
-    for (std::size_t v = 0; v < program_.values.size(); ++v) show_external(static_cast<ValueId>(v), lines);
+    for (const std::size_t v : indices(program_.values)) show_external(static_cast<ValueId>(v), lines);
     for (const GraphSlot& slot : program_.slots)
       if (slot.drops_grad_first) lines.push_back(fmt::format("@{}.grad = none", slot.name));
     add_nodes_and_end(lines);
@@ -36,7 +37,7 @@ class Printer {
     for (const Binding& b : program_.bindings)
       lines.push_back(fmt::format("binding {} in {} {}{}{}", binding_name(b), name_of(b.value), guard(b.tensor),
                                   b.held_by_slot_only ? " sole" : "", b.kept ? " kept" : ""));
-    for (std::size_t v = 0; v < program_.values.size(); ++v) lines.push_back(declaration(static_cast<ValueId>(v)));
+    for (const std::size_t v : indices(program_.values)) lines.push_back(declaration(static_cast<ValueId>(v)));
     lines.push_back("nodes");
     add_nodes_and_end(lines);
     lines.push_back("end");
@@ -51,7 +52,7 @@ class Printer {
     if (!n.out.empty()) line += n.accumulate ? " += " : " = ";
     line += n.op->name;
     line += '(';
-    for (std::size_t i = 0; i < n.in.size(); ++i)
+    for (const std::size_t i : indices(n.in))
       line += (i ? ", " : "") + operand(n.in[i]) + (static_cast<int>(i) < n.num_mutated ? "!" : "");
     line += ')';
     if (const std::string attrs = attributes(n); !attrs.empty()) line += " {" + attrs + "}";
@@ -163,7 +164,7 @@ class Printer {
   // ---- what both end with ----
 
   void add_nodes_and_end(std::vector<std::string>& lines) {
-    for (std::size_t i = 0; i < program_.nodes.size(); ++i)
+    for (const std::size_t i : indices(program_.nodes))
       if (form_ != Form::rank_neutral || !program_.nodes[i].op->traits.waits) lines.push_back(node(i));
     std::string results;
     for (const GraphResult& r : program_.results) results += (results.empty() ? " " : ", ") + result(r);

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "compile/ir/text/words.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ir {
 
@@ -149,7 +150,7 @@ TensorRef read_layout(TextReader& in, ValueId value) {
   if (ref.strides.size() != ref.shape.size()) in.fail_at(position, "as many strides as dims");
   if (in.take("+")) ref.offset = in.integer(-kMostElements, kMostElements);
   std::int64_t reach = 0;
-  for (int i = 0; i < ref.shape.size(); ++i) {
+  for (const int i : indices(ref.shape)) {
     std::int64_t step = 0;
     if (ref.shape[i] > 0 && (__builtin_mul_overflow(ref.shape[i] - 1, std::abs(ref.strides[i]), &step) ||
                              __builtin_add_overflow(reach, step, &reach) || reach > kMostElements))
@@ -168,7 +169,7 @@ Device read_device(TextReader& in) {
 MemoryCategory read_category(TextReader& in) {
   const std::size_t position = in.position();
   const std::string_view word = in.word();
-  for (int i = 0; i < kNumCategories; ++i)
+  for (const int i : up_to(kNumCategories))
     if (const auto category = static_cast<MemoryCategory>(i); name(category) == word) return category;
   in.fail_at(position, fmt::format("there is no memory category {}", quoted(word)));
 }
