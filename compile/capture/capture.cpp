@@ -9,6 +9,7 @@
 #include "compile/ir/analysis/numbers.h"
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/core/step_names.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -179,7 +180,7 @@ void Recorder::record(const Op& op, AttrsView attrs, std::span<const Tensor> in,
   for (const Tensor& tensor : in) node.in.push_back(read_from(tensor, op.name));
   for (const Tensor& tensor : out) node.out.push_back(write_to(op, tensor, accumulate));
   const int index = static_cast<int>(program_.nodes.size());
-  for (int i = 0; i < node.num_mutated; ++i) {
+  for (const int i : up_to(node.num_mutated)) {
     const TensorRef& ref = node.in[static_cast<std::size_t>(i)];
     if (!ref.defined()) continue;
     check_writable(op, ref.value);
@@ -242,7 +243,7 @@ void Recorder::check_writable(const Op& op, ValueId id) const {
 void Recorder::note_residency(ir::GraphNode& node) {
   const ResidencyChange& change = node.op->residency;
   if ((change.restores | change.releases) == 0) return;
-  for (std::size_t i = 0; i < node.in.size(); ++i) {
+  for (const std::size_t i : indices(node.in)) {
     const bool restores = change.restores_input(i, node.attrs);
     if (!restores && !change.releases_input(i, node.attrs)) continue;
     const ValueId value = node.in[i].value;
@@ -289,7 +290,7 @@ void Recorder::note_requires_grad() {
     if (const SlotsBefore::Of* before = before_.find(slot->leaf());
         before && before->requires_grad != slot->requires_grad())
       names_.slot(*slot);
-  for (std::size_t i = 0; i < live_.slots.size(); ++i)
+  for (const std::size_t i : indices(live_.slots))
     if (const Slot* slot = live_.slot(static_cast<int>(i)))
       program_.slots[i].leaves_requires_grad = slot->requires_grad();
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd {
 
 ir::ModuleId RecordedNames::module(const std::string* path) {
@@ -79,7 +81,7 @@ void RecordedNames::add_own_settings() {
 
 // A slot that was made and destroyed within the step is as good as a local variable.
 void RecordedNames::forget_local_slots() {
-  for (std::size_t i = 0; i < live_.slots.size(); ++i) {
+  for (const std::size_t i : indices(live_.slots)) {
     ir::GraphSlot& slot = program_.slots[i];
     slot.is_local = !live_.slot(static_cast<int>(i)) && !before_.find(static_cast<Leaf*>(live_.slots[i].get()));
     if (slot.is_local) live_.slots[i] = NodeRef();
@@ -102,7 +104,7 @@ void RecordedNames::name_slots() {
   for (const Slot* slot : living_slots())
     if (const auto found = slots_.find(slot->leaf()); found != slots_.end())
       name(static_cast<std::size_t>(found->second));
-  for (std::size_t i = 0; i < program_.slots.size(); ++i) name(i);
+  for (const std::size_t i : indices(program_.slots)) name(i);
 }
 
 }  // namespace sherd

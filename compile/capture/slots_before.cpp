@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd {
 
 const Distributed* layout_of(const Tensor& tensor) { return tensor.is_distributed() ? tensor.layout() : nullptr; }
@@ -71,7 +73,7 @@ std::span<const SlotsBefore::Place> SlotsBefore::places_of(std::uint64_t storage
 
 std::vector<Slot*> SlotsBefore::living() const {
   std::vector<Slot*> all = living_slots();
-  for (std::size_t i = num_own_; i < list_.size(); ++i)
+  for (const std::size_t i : Numbers<std::size_t>(num_own_, list_.size()))
     if (Slot* slot = list_[i].slot()) all.push_back(slot);
   return all;
 }

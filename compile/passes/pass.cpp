@@ -16,6 +16,7 @@
 #include "compile/passes/place_waits.h"
 #include "compile/passes/ssa.h"
 #include "compile/passes/temporaries.h"
+#include "runtime/tensor/indices.h"
 #include "runtime/tensor/nearest.h"
 
 namespace sherd::ir {
@@ -126,7 +127,7 @@ void run_passes(Program& program, std::span<const Pass> passes, PassContext& con
   const Program recorded = program;
   const Meanings meant(recorded);
   check_forms(passes, program.has_waits ? form::waits : 0);
-  for (std::size_t i = 0; i < passes.size(); ++i) {
+  for (const std::size_t i : indices(passes)) {
     const Pass& pass = passes[i];
     try {
       context.later = passes.subspan(i + 1);

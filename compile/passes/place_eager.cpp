@@ -4,6 +4,7 @@
 
 #include "compile/ir/analysis/lifetimes.h"
 #include "compile/ir/rewrite.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ir {
 
@@ -28,7 +29,7 @@ std::vector<Life> lives_of(const Program& program) {
       life.made = &ref;
     }
   const std::vector<int> last = last_mentions(program), ends = ends_of_lives(program);
-  for (std::size_t v = 0; v < lives.size(); ++v) {
+  for (const std::size_t v : indices(lives)) {
     lives[v].last_mention = last[v];
     lives[v].end = ends[v];
   }
@@ -81,7 +82,7 @@ void place_others(const Program& program, const std::vector<Life>& lives, std::v
 void place_eager(Program& program, bool improves) {
   const std::vector<Life> lives = lives_of(program);
   std::vector<ValueId> holder, latest, followers;
-  for (std::size_t v = 0; v < program.values.size(); ++v) {
+  for (const std::size_t v : indices(program.values)) {
     holder.push_back(static_cast<ValueId>(v));
     if (program.values[v].place != kNoValue) followers.push_back(static_cast<ValueId>(v));
   }

@@ -10,6 +10,7 @@
 #include "compile/ir/rewrite.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/rows/wait_attrs.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ir {
 
@@ -25,7 +26,7 @@ class Placer {
 
   void run() {
     program_.nodes.reserve(recorded_.size());
-    for (std::size_t i = 0; i < recorded_.size(); ++i) {
+    for (const std::size_t i : indices(recorded_)) {
       program_.nodes.push_back(std::move(recorded_[i]));
       const std::vector<int> needed = loans_.needs(program_.nodes.size() - 1);
       make_room();

@@ -4,6 +4,7 @@
 
 #include "compile/ir/analysis/loans.h"
 #include "compile/ir/rewrite.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ir {
 
@@ -12,12 +13,12 @@ namespace {
 class Splitter {
  public:
   explicit Splitter(Program& program) : program_(program), is_written_(program.values.size(), false) {
-    for (std::size_t v = 0; v < program.values.size(); ++v) now_.push_back(static_cast<ValueId>(v));
+    for (const std::size_t v : indices(program.values)) now_.push_back(static_cast<ValueId>(v));
   }
 
   void run() {
     const std::vector<bool> follows = follows_another_queue(program_);
-    for (std::size_t i = 0; i < program_.nodes.size(); ++i) split(program_.nodes[i], follows[i]);
+    for (const std::size_t i : indices(program_.nodes)) split(program_.nodes[i], follows[i]);
     for (GraphResult& result : program_.results) rename(result.local);
     for (SlotUpdate& update : program_.updates) rename(update.result.local);
     settle(program_);
@@ -29,7 +30,7 @@ class Splitter {
     std::vector<bool> follows(program.nodes.size(), false);
     if (!program.has_waits) return follows;
     Loans loans(program);
-    for (std::size_t i = 0; i < program.nodes.size(); ++i) {
+    for (const std::size_t i : indices(program.nodes)) {
       const int before = loans.num_items();
       loans.pass(i);
       if (loans.num_items() > before) follows[i] = !loans.item(before).follows.empty();

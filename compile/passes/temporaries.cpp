@@ -5,6 +5,7 @@
 #include "compile/ir/builder.h"
 #include "compile/ir/rewrite.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ir {
 
@@ -29,7 +30,7 @@ void accumulate_apart(Program& program) {
       out = add_temporary(program, out.shape, out.dtype, program.value(out.value).device, MemoryCategory::activations);
     nodes.push_back(std::move(node));
     const std::size_t row = nodes.size() - 1;
-    for (std::size_t i = 0; i < into.size(); ++i) {
+    for (const std::size_t i : indices(into)) {
       GraphNode copy = node_beside(nodes[row], op::copy);
       copy.in.push_back(nodes[row].out[i]);
       copy.out.push_back(into[i]);

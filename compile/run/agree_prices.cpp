@@ -17,6 +17,7 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
 #include "runtime/os/allowed_cpus.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -120,7 +121,7 @@ class Way {
 
   Collective call_of(std::int64_t count, Buffer full, Buffer part) const {
     CollectivePart data{.dtype = DType::f32};
-    for (int r = 0; r < group_.size(); ++r) data.counts.push_back(chunk_size(count, group_.size(), r));
+    for (const int r : up_to(group_.size())) data.counts.push_back(chunk_size(count, group_.size(), r));
     switch (transfer_.movement) {
       case Movement::gather: data.in = part, data.out = full; return {comm::CommOp::all_gather, {data}};
       case Movement::scatter: data.in = full, data.out = part; return {comm::CommOp::reduce_scatter, {data}};
@@ -178,12 +179,12 @@ std::vector<std::size_t> classes_of(std::span<const Said> said) {
   };
   for (const Said& rank : said) {
     std::map<int, std::size_t> of_kind;
-    for (std::size_t i = 0; i < first.size(); ++i) {
+    for (const std::size_t i : indices(first)) {
       const std::size_t a = find(of_kind.emplace(rank.kinds[i], i).first->second), b = find(i);
       first[std::max(a, b)] = std::min(a, b);
     }
   }
-  for (std::size_t i = 0; i < first.size(); ++i) first[i] = find(i);
+  for (const std::size_t i : indices(first)) first[i] = find(i);
   return first;
 }
 
@@ -211,7 +212,7 @@ Prices agree_prices(const ir::Program& program, const Prices& own, ProcessGroup&
   Said here{.rest = own};
   std::map<std::string, int> kinds;
   std::vector<std::string> keys;
-  for (std::size_t i = 0; i < program.nodes.size(); ++i) {
+  for (const std::size_t i : indices(program.nodes)) {
     keys.push_back(price_key(program, program.nodes[i]));
     here.kinds.push_back(kinds.emplace(keys.back(), static_cast<int>(kinds.size())).first->second);
     const ir::NodeSeconds node = seconds_of(program, i, own);
@@ -226,14 +227,14 @@ Prices agree_prices(const ir::Program& program, const Prices& own, ProcessGroup&
     double compute = 0, queued = 0, count = 0;
   };
   std::vector<Sum> sums(keys.size());
-  for (std::size_t i = 0; i < keys.size(); ++i) {
+  for (const std::size_t i : indices(keys)) {
     Sum& sum = sums[classes[i]];
     sum.compute += slowest.compute[i];
     sum.queued += slowest.queued[i];
     ++sum.count;
   }
   Prices agreed = slowest.rest;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
+  for (const std::size_t i : indices(keys)) {
     const Sum& sum = sums[classes[i]];
     agreed.rows.insert_or_assign(keys[i], sum.compute / sum.count);
     if (sum.queued > 0) agreed.rows.insert_or_assign(ir::queued_key(keys[i]), sum.queued / sum.count);

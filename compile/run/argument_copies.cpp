@@ -10,6 +10,7 @@
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/unit/buffer_views.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -30,7 +31,7 @@ std::vector<bool> written_arguments(const Program& program) {
   std::vector<bool> written(program.arguments.size());
   for (const ir::GraphNode& node : program.nodes) {
     for (const ir::TensorRef& ref : node.out) note(written, program, ref);
-    for (int i = 0; i < node.num_mutated; ++i) note(written, program, node.in[static_cast<std::size_t>(i)]);
+    for (const int i : up_to(node.num_mutated)) note(written, program, node.in[static_cast<std::size_t>(i)]);
   }
   return written;
 }
@@ -71,7 +72,7 @@ ArgumentCopies::ArgumentCopies(const Program& program, std::span<const Tensor> a
     : arguments_(arguments.begin(), arguments.end()) {
   const std::vector<bool> used = arguments_used_as_such(program);
   std::map<std::uint64_t, std::vector<std::size_t>> by_storage;
-  for (std::size_t i = 0; i < arguments.size(); ++i) by_storage[arguments[i].local().storage()->id()].push_back(i);
+  for (const std::size_t i : indices(arguments)) by_storage[arguments[i].local().storage()->id()].push_back(i);
   for (auto& [id, members] : by_storage)
     if (!has_any(used, members)) copy(std::move(members));
 }

@@ -16,6 +16,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/trace.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -58,7 +59,7 @@ std::string value_obstacle(const Program& program, const ir::Value& value, Devic
 // Units must be absent before and after the step.
 std::string unit_obstacle(const ir::Graph& graph) {
   const Program& program = graph.program;
-  for (std::size_t v = 0; v < program.values.size(); ++v) {
+  for (const std::size_t v : indices(program.values)) {
     if (program.values[v].kind != ValueKind::unit) continue;
     const bool before = graph.live.storage(program.values[v])->is_present();
     bool after = before;
@@ -120,7 +121,7 @@ std::string device_obstacle(const ir::Graph& graph) {
   if (device == Device::cpu()) return "the step runs on the host";
   for (const ir::Value& value : program.values)
     if (std::string why = value_obstacle(program, value, device); !why.empty()) return why;
-  for (std::size_t i = 0; i < program.nodes.size(); ++i)
+  for (const std::size_t i : indices(program.nodes))
     if (std::string why = node_obstacle(program, i); !why.empty()) return why;
   for (const ir::ArgumentGuard& argument : program.arguments)
     if (argument.shares >= 0) return "arguments share memory";
@@ -149,7 +150,7 @@ void DeviceReplay::hold_arguments(std::span<const Tensor> arguments) {
       arguments_.push_back(argument.is_distributed() ? Tensor::distributed(argument.shape(), argument.layout(), held)
                                                      : held);
     }
-  for (std::size_t i = 0; i < arguments.size(); ++i)
+  for (const std::size_t i : indices(arguments))
     if (arguments[i].local().numel() > 0) copy_extent(context, arguments_[i].local(), arguments[i].local());
 }
 
@@ -227,7 +228,7 @@ void DeviceReplay::record() {
   recorded_ = RankContext::current().device(device_).record(
       [this] { interpreter_.run(arguments_, [this] { keep_what_remains(); }); });
   ++num_recordings_;
-  for (std::size_t i = 0; i < places_.size(); ++i) {
+  for (const std::size_t i : indices(places_)) {
     const ir::Binding& binding = program_.bindings[i];
     const bool is_first = program_.value(binding.value).source == static_cast<int>(i);  // of those in one storage
     if (is_first && bound_tensor(graph_, binding).local().storage()->version() != versions[i]) written_.push_back(i);
@@ -236,11 +237,11 @@ void DeviceReplay::record() {
 
 bool DeviceReplay::is_current() const {
   if (!recorded_) return false;
-  for (std::size_t i = 0; i < places_.size(); ++i) {
+  for (const std::size_t i : indices(places_)) {
     const Ref<Storage>& now = bound_tensor(graph_, program_.bindings[i]).local().storage();
     if (now->id() != places_[i].storage_id || now->address() != places_[i].address) return false;
   }
-  for (std::size_t i = 0; i < kept_.size(); ++i)
+  for (const std::size_t i : indices(kept_))
     if (kept_[i] && live_.units[i]->kept_address() != kept_[i]) return false;  // somebody else may have it by now
   return std::all_of(slots_in_place_.begin(), slots_in_place_.end(),
                      [&](int slot) { return ir::is_sole_owner(live_.slot(slot)->value()); });
@@ -285,7 +286,7 @@ std::vector<Tensor> DeviceReplay::run(std::span<const Tensor> arguments) {
     return tensor.defined() && program_.value(value).kind == ValueKind::temporary ? rooms.room_for(tensor) : tensor;
   };
   std::vector<Tensor> results, updates;
-  for (std::size_t i = 0; i < results_.size(); ++i)
+  for (const std::size_t i : indices(results_))
     results.push_back(room_for(results_[i], program_.results[i].local.value));
   for (const LateUpdate& late : late_updates_) updates.push_back(room_for(late.value, late.update->result.local.value));
 
@@ -293,15 +294,15 @@ std::vector<Tensor> DeviceReplay::run(std::span<const Tensor> arguments) {
   const auto fill = [](const Tensor& room, const Tensor& value) {
     if (value.defined() && room.local().storage() != value.local().storage()) copy_into(room.local(), value.local());
   };
-  for (std::size_t i = 0; i < results.size(); ++i) fill(results[i], results_[i]);
-  for (std::size_t i = 0; i < updates.size(); ++i) fill(updates[i], late_updates_[i].value);
+  for (const std::size_t i : indices(results)) fill(results[i], results_[i]);
+  for (const std::size_t i : indices(updates)) fill(updates[i], late_updates_[i].value);
 
-  for (std::size_t i = 0; i < program_.slots.size(); ++i)
+  for (const std::size_t i : indices(program_.slots))
     if (program_.slots[i].drops_grad_first) live_.slot(static_cast<int>(i))->set_grad({});
   if (!is_new)  // recording ran the nodes' host side
     for (const std::size_t i : written_) bound_tensor(graph_, program_.bindings[i]).local().storage()->bump_version();
   for (const int slot : slots_in_place_) live_.slot(slot)->value().local().storage()->bump_version();
-  for (std::size_t i = 0; i < updates.size(); ++i) {
+  for (const std::size_t i : indices(updates)) {
     const SlotUpdate& update = *late_updates_[i].update;
     Slot& slot = *live_.slot(update.slot);
     if (update.gradient) slot.set_grad(updates[i]);

@@ -9,6 +9,7 @@
 #include "compile/ir/text/line_diff.h"
 #include "compile/ir/text/print.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -39,7 +40,7 @@ Fitted dump_graph(const ir::Program& recorded, FitOptions options, const std::st
   Fitted fitted = fit_program(recorded, options);
   const auto write = [&] {
     if (!folder.empty()) make_folder(folder);
-    for (std::size_t i = 0; i < texts.size(); ++i) {
+    for (const std::size_t i : indices(texts)) {
       const std::string path = (std::filesystem::path(folder) / texts[i].first).string();
       write_file(path + ".txt", texts[i].second);
       if (i > 0) write_file(path + ".diff", ir::line_diff(texts[i - 1].second, texts[i].second));

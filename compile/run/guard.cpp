@@ -5,6 +5,7 @@
 
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -67,7 +68,7 @@ Tensor bound_tensor(const Graph& graph, const ir::Binding& binding) {
 }
 
 void leave_requires_grad(const Graph& graph) {
-  for (std::size_t i = 0; i < graph.program.slots.size(); ++i)
+  for (const std::size_t i : indices(graph.program.slots))
     if (const ir::GraphSlot& entry = graph.program.slots[i];
         !entry.is_local && entry.requires_grad != entry.leaves_requires_grad)
       graph.live.slot(static_cast<int>(i))->set_requires_grad(entry.leaves_requires_grad);
@@ -80,7 +81,7 @@ std::string argument_mismatch(const Graph& graph, std::span<const Tensor> argume
   if (RankContext::current().grad_enabled != program.grad_enabled)
     return fmt::format("recording of gradients is {}, the graph was captured with it {}",
                        program.grad_enabled ? "off" : "on", program.grad_enabled ? "on" : "off");
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
+  for (const std::size_t i : indices(arguments)) {
     const ir::ArgumentGuard& guard = program.arguments[i];
     const Tensor& argument = arguments[i];
     if (!argument.defined() || !fits(graph.live, guard.tensor, argument, false))
@@ -114,7 +115,7 @@ std::string name_of(const Program& program, ValueId id) {
 
 std::vector<Outside> storages_from_outside(const Graph& graph, std::span<const Tensor> arguments) {
   std::vector<Outside> all;
-  for (std::size_t v = 0; v < graph.program.values.size(); ++v) {
+  for (const std::size_t v : indices(graph.program.values)) {
     const ir::Value& value = graph.program.values[v];
     const auto source = static_cast<std::size_t>(value.source);
     const Storage* storage = nullptr;
@@ -178,7 +179,7 @@ bool writes_one(const Program& program, ValueId a, ValueId b) {
 std::string sharing_mismatch(const Graph& graph, std::span<const Tensor> arguments, std::vector<ValueId>* shares) {
   const std::vector<Outside> all = storages_from_outside(graph, arguments);
   if (shares) *shares = who_shares(graph.program, all);
-  for (std::size_t i = 1; i < all.size(); ++i)
+  for (const std::size_t i : Numbers<std::size_t>(1, all.size()))
     for (std::size_t j = i; j > 0 && all[j - 1].storage == all[i].storage; --j)
       if (writes_one(graph.program, all[j - 1].value, all[i].value))
         return fmt::format("{} and {} share memory that the step writes, in the graph they did not",
@@ -187,7 +188,7 @@ std::string sharing_mismatch(const Graph& graph, std::span<const Tensor> argumen
 }
 
 std::string setting_mismatch(const Graph& graph) {
-  for (std::size_t i = 0; i < graph.live.settings.size(); ++i)
+  for (const std::size_t i : indices(graph.live.settings))
     if (const std::string &now = graph.live.settings[i]->text, &recorded = graph.program.settings[i].text;
         now != recorded)
       return fmt::format("{} is {}, in the graph it is {}", graph.program.settings[i].name, now, recorded);
@@ -196,7 +197,7 @@ std::string setting_mismatch(const Graph& graph) {
 
 std::string slot_mismatch(const Graph& graph) {
   const Program& program = graph.program;
-  for (std::size_t i = 0; i < program.slots.size(); ++i) {
+  for (const std::size_t i : indices(program.slots)) {
     const ir::GraphSlot& entry = program.slots[i];
     if (entry.is_local) continue;
     const Slot* const slot = &living_slot(graph, static_cast<int>(i));

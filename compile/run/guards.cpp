@@ -6,6 +6,7 @@
 #include "compile/run/guard.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -25,7 +26,7 @@ std::vector<std::shared_ptr<const RankRegister>> registers_of(const ir::Graph& g
   const auto add = [&](const std::shared_ptr<const RankRegister>& home) {
     if (home && std::ranges::find(all, home) == all.end()) all.push_back(home);
   };
-  for (std::size_t i = 0; i < graph.live.slots.size(); ++i)
+  for (const std::size_t i : indices(graph.live.slots))
     if (!graph.program.slots[i].is_local)
       if (const Slot* const slot = graph.live.slot(static_cast<int>(i))) add(slot->home());
   for (const auto& setting : graph.live.settings) add(setting->home);
@@ -35,7 +36,7 @@ std::vector<std::shared_ptr<const RankRegister>> registers_of(const ir::Graph& g
 // Hooks of a slot and where its gradients go are no part of a program: a recording has what they did.
 std::vector<std::uint64_t> told_of(const ir::Graph& graph) {
   std::vector<std::uint64_t> told(graph.program.slots.size());
-  for (std::size_t i = 0; i < told.size(); ++i)
+  for (const std::size_t i : indices(told))
     if (!graph.program.slots[i].is_local)
       if (const Slot* const slot = graph.live.slot(static_cast<int>(i))) told[i] = slot->num_told();
   return told;
@@ -100,7 +101,7 @@ void Guards::replayed() {
 }
 
 std::string Guards::told_mismatch() const {
-  for (std::size_t i = 0; i < told_.size(); ++i)
+  for (const std::size_t i : indices(told_))
     if (const ir::GraphSlot& slot = graph_.program.slots[i]; !slot.is_local)
       if (living_slot(graph_, static_cast<int>(i)).num_told() != told_[i])
         return fmt::format("slot \"{}\" was given a hook or another sink of its gradients since it was recorded",
@@ -128,13 +129,13 @@ std::string Guards::look_at_all(std::span<const Tensor> arguments) {
 
 // Whether an argument may share bytes with another or with what the step reads from elsewhere, not as recorded.
 bool Guards::may_share(std::span<const Tensor> arguments) const {
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
+  for (const std::size_t i : indices(arguments)) {
     if (graph_.program.arguments[i].shares >= 0) continue;  // it does as recorded
     const Storage* const storage = arguments[i].local().storage().get();
     if (std::ranges::binary_search(fixed_, storage, std::less<>())) return true;
     for (const Binding* binding : moving_)
       if (bound_tensor(graph_, *binding).local().storage().get() == storage) return true;
-    for (std::size_t j = 0; j < i; ++j)
+    for (const std::size_t j : up_to(i))
       if (graph_.program.arguments[j].shares < 0 && arguments[j].local().storage().get() == storage) return true;
   }
   return false;

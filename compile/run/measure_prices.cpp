@@ -18,6 +18,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/tensor/for_scope.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -217,7 +218,7 @@ class Measuring {
     std::vector<Kind*> order;
     for (Kind& kind : kinds_) order.push_back(&kind);
     std::ranges::stable_sort(order, std::greater(), &Kind::estimate);
-    for (int visit = 0; visit < kMostVisits; ++visit)
+    for (const int visit : up_to(kMostVisits))
       for (Kind* kind : order)
         if (visit == 0 || !kind->runs.empty()) run(*kind);
     Prices prices;
@@ -240,7 +241,7 @@ class Measuring {
  private:
   void find_kinds() {
     std::map<std::string, int> known;
-    for (std::size_t i = 0; i < program_.nodes.size(); ++i) {
+    for (const std::size_t i : indices(program_.nodes)) {
       const GraphNode& node = program_.nodes[i];
       if (!is_computed(node)) continue;
       const auto [at, is_new] = known.emplace(price_key(program_, node), static_cast<int>(kinds_.size()));

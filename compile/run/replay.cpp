@@ -9,6 +9,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/core/dispatch.h"
 #include "runtime/op/rows/wait_attrs.h"
+#include "runtime/tensor/indices.h"
 #include "runtime/tensor/no_copy.h"
 
 namespace sherd {
@@ -75,7 +76,7 @@ void Interpreter::find_changes() {
   std::vector<bool> has_state(program_.values.size()), is_changed(program_.values.size());
   for (const ir::Binding& binding : program_.bindings)
     if (is_state(binding)) has_state[static_cast<std::size_t>(binding.value)] = true;
-  for (std::size_t i = 0; i < program_.nodes.size(); ++i) {
+  for (const std::size_t i : indices(program_.nodes)) {
     const GraphNode& node = program_.nodes[i];
     if (node.phase != StepPhase::optimizer) continue;
     const auto note = [&](const TensorRef& ref) {
@@ -84,7 +85,7 @@ void Interpreter::find_changes() {
       last_change_ = i;
       is_changed[static_cast<std::size_t>(ref.value)] = true;
     };
-    for (std::size_t m = 0; m < static_cast<std::size_t>(node.num_mutated); ++m) note(node.in[m]);
+    for (const std::size_t m : up_to(static_cast<std::size_t>(node.num_mutated))) note(node.in[m]);
     for (const TensorRef& ref : node.out) note(ref);
   }
   for (const ir::Binding& binding : program_.bindings)
@@ -128,7 +129,7 @@ Tensor Interpreter::result(const ir::GraphResult& result) const {
 }
 
 void Interpreter::bind(std::span<const Tensor> arguments) {
-  for (std::size_t v = 0; v < storages_.size(); ++v) {
+  for (const std::size_t v : indices(storages_)) {
     const ir::Value& value = program_.values[v];
     switch (value.kind) {
       case ValueKind::argument: {
@@ -151,7 +152,7 @@ void Interpreter::bind(std::span<const Tensor> arguments) {
     }
   }
   check_whole();
-  for (std::size_t i = 0; i < program_.slots.size(); ++i)
+  for (const std::size_t i : indices(program_.slots))
     if (program_.slots[i].drops_grad_first) live_.slot(static_cast<int>(i))->set_grad({});
 }
 
@@ -217,9 +218,9 @@ void Interpreter::execute(std::size_t index) {
     if (node.op->traits.waits) {
       wait_for(node);
     } else {
-      for (std::size_t i = 0; i < node.in.size(); ++i) present(node.in[i], handles.in[i]);
-      for (std::size_t i = 0; i < node.out.size(); ++i) present(node.out[i], handles.out[i]);
-      for (std::size_t i = 0; i < node.in.size(); ++i)
+      for (const std::size_t i : indices(node.in)) present(node.in[i], handles.in[i]);
+      for (const std::size_t i : indices(node.out)) present(node.out[i], handles.out[i]);
+      for (const std::size_t i : indices(node.in))
         if (!needs_no_data(program_, node, i)) check_is_there(node.in[i]);
       for (const TensorRef& ref : node.out) check_is_there(ref);
       if (node.scratch != ir::kNoValue) call.scratch = &room_for_scratch(node.scratch);
@@ -257,7 +258,7 @@ void Interpreter::run(std::span<const Tensor> arguments, const std::function<voi
   bool is_changing = false;
   try {
     bind(arguments);
-    for (std::size_t i = 0; i < program_.nodes.size(); ++i) {
+    for (const std::size_t i : indices(program_.nodes)) {
       if (i == first_change_) {
         await_changes();
         is_changing = true;

@@ -7,6 +7,7 @@
 #include "runtime/op/attrs/attr_text.h"
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -56,14 +57,14 @@ class Comparison {
   std::string run() {
     const ir::Program &a = first_.program, &b = second_.program;
     const std::size_t common = std::min(a.nodes.size(), b.nodes.size());
-    for (std::size_t n = 0; n < common; ++n)
+    for (const std::size_t n : up_to(common))
       if (std::string text = node_difference(a.nodes[n], b.nodes[n]); !text.empty()) return text;
     if (a.nodes.size() != b.nodes.size()) {
       const bool is_more = b.nodes.size() > common;
       return fmt::format("{} is called {}", where(is_more ? b : a, (is_more ? b : a).nodes[common]),
                          is_more ? "now and was not before" : "no more");
     }
-    for (std::size_t i = 0; i < std::min(a.results.size(), b.results.size()); ++i)
+    for (const std::size_t i : up_to(std::min(a.results.size(), b.results.size())))
       if (std::string text = ref_difference(a.results[i].local, b.results[i].local); !text.empty())
         return fmt::format("result {} of the step {}", i, text);
     return a.results.size() != b.results.size() ? "the step returns another number of tensors" : updates_difference();
@@ -86,7 +87,7 @@ class Comparison {
   template <class Refs>
   std::string refs_difference(const Refs& was, const Refs& is, std::string_view what) {
     if (was.size() != is.size()) return fmt::format("it has {} {}s and had {}", is.size(), what, was.size());
-    for (std::size_t i = 0; i < was.size(); ++i)
+    for (const std::size_t i : indices(was))
       if (std::string text = ref_difference(was[i], is[i]); !text.empty())
         return fmt::format("{} {} {}", what, i, text);
     return {};
@@ -95,7 +96,7 @@ class Comparison {
   std::string updates_difference() {
     const std::vector<ir::SlotUpdate>&was = first_.program.updates, &is = second_.program.updates;
     const auto name = [&](const ir::SlotUpdate& update) { return second_.program.slot(update.slot).name; };
-    for (std::size_t i = 0; i < std::min(was.size(), is.size()); ++i) {
+    for (const std::size_t i : up_to(std::min(was.size(), is.size()))) {
       if (slot_of(first_, was[i].slot) != slot_of(second_, is[i].slot) || was[i].gradient != is[i].gradient)
         return fmt::format("the step sets slot \"{}\" where it set \"{}\"", name(is[i]),
                            first_.program.slot(was[i].slot).name);
