@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "dtensor/spec.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -28,17 +29,17 @@ struct DataRanks {
 
   static std::uint64_t bits_of(const DeviceMesh& mesh) {
     std::uint64_t bits = 0;
-    for (int axis = 0; axis < mesh.ndim(); ++axis)
+    for (const int axis : up_to(mesh.ndim()))
       for (const int a : mesh.root_axes(axis)) bits |= std::uint64_t{1} << a;
     return bits;
   }
   /// Ranks with data of their own, as the root's group numbers them.
   std::set<int> ranks() const {
     std::set<int> found;
-    for (int r = 0; r < root->num_ranks(); ++r) {
+    for (const int r : up_to(root->num_ranks())) {
       const std::vector<int> at = root->coordinates_of(r);
       bool is_one = true;
-      for (int a = 0; a < root->ndim(); ++a)
+      for (const int a : up_to(root->ndim()))
         is_one &= (axes >> a & 1U) != 0 || at[static_cast<std::size_t>(a)] == root->coordinate(a);
       if (is_one) found.insert(r);
     }
@@ -77,7 +78,7 @@ struct DataRanks {
   BatchPart part() const {
     BatchPart part;
     if (!root) return part;
-    for (int axis = 0; axis < root->ndim(); ++axis) {
+    for (const int axis : up_to(root->ndim())) {
       if ((axes >> axis & 1U) == 0) continue;
       part.first = part.first * root->size(axis) + root->coordinate(axis);
       part.all *= root->size(axis);

@@ -11,6 +11,7 @@
 #include "runtime/exec/purpose.h"
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 #include "runtime/tensor/no_copy.h"
 #include "runtime/tensor/quantity.h"
 
@@ -35,7 +36,7 @@ std::string earliest(ProcessGroup& group, const Finding& own) {
   const std::vector<std::string> texts = gather_text(group, fmt::format("{} {}", own.place, own.what));
   Finding first;
   std::size_t rank = 0;
-  for (std::size_t r = 0; r < texts.size(); ++r) {
+  for (const std::size_t r : indices(texts)) {
     const std::size_t space = texts[r].find(' ');
     const auto place = *number_of<std::size_t>(std::string_view(texts[r]).substr(0, space));
     if (place < first.place) first = {place, texts[r].substr(space + 1)}, rank = r;

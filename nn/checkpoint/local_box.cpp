@@ -4,6 +4,7 @@
 
 #include "dtensor/spec.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ckpt {
 
@@ -21,7 +22,7 @@ namespace {
 void add_boxes(std::vector<Box>& boxes, const Box& of, int dim, int dims, std::int64_t begin, std::int64_t end) {
   if (begin == end) return;
   std::int64_t inner = 1;  // elements of the leading dims behind this one
-  for (int d = dim + 1; d < dims; ++d) inner *= of.shape[d];
+  for (const int d : Numbers<int>(dim + 1, dims)) inner *= of.shape[d];
   const auto within = [&](std::int64_t index, std::int64_t from, std::int64_t to) {
     Box one = of;
     one.offset[dim] = index;
@@ -67,11 +68,11 @@ std::vector<int> replica_axes(const Tensor& value) {
   const Spec& spec = Spec::from(value);
   const DeviceMesh mesh = spec.mesh(), root = mesh.root();
   std::vector<bool> shards(static_cast<std::size_t>(root.ndim()), false);  // by root axis
-  for (int a = 0; a < mesh.ndim(); ++a)
+  for (const int a : up_to(mesh.ndim()))
     if (spec.placement(a).is_shard())
       for (const int r : mesh.root_axes(a)) shards[static_cast<std::size_t>(r)] = true;
   std::vector<int> axes;
-  for (int r = 0; r < root.ndim(); ++r)
+  for (const int r : up_to(root.ndim()))
     if (!shards[static_cast<std::size_t>(r)] && root.size(r) > 1) axes.push_back(r);
   return axes;
 }

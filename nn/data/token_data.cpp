@@ -7,6 +7,7 @@
 #include "nn/data/utf8.h"
 #include "runtime/op/rows/philox.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 // With one byte per token, position = offset. Characters of more bytes need an index: the scan that finds the
 // vocabulary also marks where every 512th character starts (1.6 % of the size of ASCII text), and a read decodes from
@@ -102,7 +103,7 @@ void TokenData::read(std::int64_t position, std::span<std::int32_t> out) const {
 void TokenData::read_bytes(std::int64_t position, std::span<std::int32_t> out) const {
   std::string bytes(out.size(), '\0');
   files_.read(position, bytes);
-  for (std::size_t i = 0; i < out.size(); ++i) {
+  for (const std::size_t i : indices(out)) {
     out[i] = vocabulary_.token(static_cast<std::uint8_t>(bytes[i]));
     check(out[i] >= 0, "the data \"{}\" changed: token {} is no character that was there when it was opened",
           files_.path(), position + static_cast<std::int64_t>(i));

@@ -1,5 +1,7 @@
 #include "nn/data/utf8.h"
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd {
 
 DecodedChar decode_utf8(std::string_view text) {
@@ -9,7 +11,7 @@ DecodedChar decode_utf8(std::string_view text) {
   if (lead < 0xC2 || lead > 0xF4) return {};  // continuation, overlong two-byte form, or above U+10FFFF
   const std::size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
   std::uint32_t code_point = lead & (0x7Fu >> length);
-  for (std::size_t i = 1; i < length; ++i) {
+  for (const std::size_t i : Numbers<std::size_t>(1, length)) {
     if (i == text.size()) return {0, 0, true};
     // The second byte decides about overlong forms, surrogates and the end of Unicode.
     const std::uint8_t low = i > 1 ? 0x80 : lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;

@@ -5,6 +5,7 @@
 
 #include "nn/data/utf8.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -26,13 +27,13 @@ Vocabulary Vocabulary::bytes() {
 
 Vocabulary Vocabulary::chars(std::vector<std::uint32_t> code_points) {
   check(!code_points.empty(), "a vocabulary needs at least one character");
-  for (std::size_t i = 1; i < code_points.size(); ++i) check_ascends(code_points[i - 1], code_points[i]);
+  for (const std::size_t i : Numbers<std::size_t>(1, code_points.size()))
+    check_ascends(code_points[i - 1], code_points[i]);
   check(code_points.back() <= kMaxCodePoint, "{} is no character", describe_char(code_points.back()));
   Vocabulary vocabulary;
   vocabulary.kind_ = Kind::chars;
   vocabulary.tokens_.assign(code_points.back() + 1, -1);
-  for (std::size_t i = 0; i < code_points.size(); ++i)
-    vocabulary.tokens_[code_points[i]] = static_cast<std::int32_t>(i);
+  for (const std::size_t i : indices(code_points)) vocabulary.tokens_[code_points[i]] = static_cast<std::int32_t>(i);
   vocabulary.code_points_ = std::move(code_points);
   return vocabulary;
 }

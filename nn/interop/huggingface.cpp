@@ -17,6 +17,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -139,7 +140,7 @@ std::vector<HuggingFaceWeights::Match> HuggingFaceWeights::match_names() {
   };
   for (const NameRule& rule : table.rules)
     if (!is_per_block(rule)) take(rule, 0);
-  for (std::int64_t block = 0; block < num_layers(config_); ++block)
+  for (const std::int64_t block : up_to(num_layers(config_)))
     for (const NameRule& rule : table.rules)
       if (is_per_block(rule)) take(rule, block);
   if (!has_tied_head(config_)) {
@@ -206,7 +207,7 @@ Tensor HuggingFaceWeights::read_rows(const Source& source, std::int64_t row, std
   Tensor turned = Tensor::empty({stored_rows, count}, entry->dtype);
   if (count == columns) file->read(*entry, 0, bytes_of(turned));
   else
-    for (std::int64_t r = 0; r < stored_rows; ++r)
+    for (const std::int64_t r : up_to(stored_rows))
       file->read(*entry, (r * columns + first) * element,
                  bytes_of(turned).subspan(static_cast<std::size_t>(r * count * element),
                                           static_cast<std::size_t>(count * element)));

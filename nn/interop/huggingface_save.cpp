@@ -17,6 +17,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -82,7 +83,7 @@ std::vector<PlannedTensor> all_tensors(const LanguageModelConfig& config, const 
   const auto [layers, tied] = std::visit([](const auto& c) { return std::pair(c.layers, c.tied_head); }, config);
   for (const NameRule& rule : table.rules)
     if (!is_per_block(rule)) add(rule, 0);
-  for (std::int64_t block = 0; block < layers; ++block)
+  for (const std::int64_t block : up_to(layers))
     for (const NameRule& rule : table.rules)
       if (is_per_block(rule)) add(rule, block);
   if (!tied) add(table.head, 0);
@@ -98,7 +99,7 @@ std::vector<PlannedFile> plan_files(std::vector<PlannedTensor> tensors, std::int
     files.back().bytes += bytes;
     files.back().tensors.push_back(std::move(tensor));
   }
-  for (std::size_t i = 0; i < files.size(); ++i)
+  for (const std::size_t i : indices(files))
     files[i].name =
         files.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
   return files;

@@ -10,6 +10,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/copy/offload.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -92,7 +93,7 @@ void agree_on(const std::vector<Optimizer*>& optimizers, const std::vector<LossS
   } catch (const std::exception& error) { failure = error.what(); }
   if (RankContext::current().is_ghost()) return;
   const std::vector<std::string> failures = gather_text(group, failure);
-  for (std::size_t r = 0; r < failures.size(); ++r)
+  for (const std::size_t r : indices(failures))
     check(failures[r].empty(), "optimizers cannot go back to the state between steps on rank {}: {}", r, failures[r]);
   if (group.size() == 1) return;
 
@@ -102,9 +103,9 @@ void agree_on(const std::vector<Optimizer*>& optimizers, const std::vector<LossS
         {"ranks cannot compare their updates", "make the same on all ranks"});
   std::vector<Facts> by_rank;
   for (const std::string& text : gather_text(group, facts_to_text(own))) by_rank.push_back(facts_from_text(text));
-  for (std::size_t i = 0; i < optimizers.size(); ++i)
+  for (const std::size_t i : indices(optimizers))
     if (const std::string reason = torn_anywhere(by_rank, i); !reason.empty()) optimizers[i]->mark_torn(reason);
-  for (std::size_t i = 0; i < scalers.size(); ++i) {
+  for (const std::size_t i : indices(scalers)) {
     const std::string& values = by_rank[0][optimizers.size() + i].first;
     if (values != own[optimizers.size() + i].first) take_values(*scalers[i], values);
   }

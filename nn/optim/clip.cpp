@@ -24,6 +24,7 @@
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/rows/optimizer.h"
 #include "runtime/op/rows/optimizer_attrs.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -33,7 +34,7 @@ namespace {
 std::vector<int> sharding_axes(const Spec& spec, const DeviceMesh& root) {
   const DeviceMesh mesh = spec.mesh();
   std::vector<int> axes;
-  for (int a = 0; a < mesh.ndim(); ++a)
+  for (const int a : up_to(mesh.ndim()))
     if (spec.placement(a).is_shard())
       for (const int r : mesh.root_axes(a))
         if (root.size(r) > 1) axes.push_back(r);
@@ -147,12 +148,12 @@ Tensor power_sum_in_pieces(std::span<const Tensor> list, std::int64_t bytes_in_f
   const std::int64_t least = kPowerSumBlock * byte_size(list[0].dtype());
   StatePieces cut(std::max(bytes_in_flight / 3, least), 1, kPowerSumBlock);
   std::vector<StatePiece> pieces;
-  for (std::size_t i = 0; i < list.size(); ++i)
+  for (const std::size_t i : indices(list))
     for (StatePiece& piece : cut.add(i, list[i])) pieces.push_back(std::move(piece));
   pieces.push_back(cut.take_rest());
   Tensor total;
   NormPiece next = fetched(std::move(pieces[0]), list);
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
+  for (const std::size_t i : indices(pieces)) {
     const NormPiece now = std::exchange(next, {});
     if (i + 1 < pieces.size()) next = fetched(std::move(pieces[i + 1]), list);
     total = power_sum_from(total, tensors_of(now, list), p);

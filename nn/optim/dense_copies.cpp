@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -23,7 +24,7 @@ void DenseCopies::store() const {
 bool shares_bytes(const Tensor& tensor) {
   if (tensor.is_contiguous() || tensor.numel() == 0) return false;
   std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride, size
-  for (int d = 0; d < tensor.ndim(); ++d)
+  for (const int d : up_to(tensor.ndim()))
     if (tensor.size(d) > 1) dims.emplace_back(tensor.strides()[d], tensor.size(d));
   std::ranges::sort(dims);
   std::int64_t reach = 0;

@@ -7,6 +7,7 @@
 #include "runtime/memory/allocator.h"
 #include "runtime/op/copy/offload_budget.h"
 #include "runtime/op/unit/buffer_views.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -26,7 +27,7 @@ Device update_device(const Parameter& parameter) {
 std::int64_t bytes_per_rank(const Tensor& value) {
   std::int64_t shards = 1;
   if (value.is_distributed())
-    for (int dim = 0; dim < value.ndim(); ++dim) shards *= Spec::from(value).num_shards(dim);
+    for (const int dim : up_to(value.ndim())) shards *= Spec::from(value).num_shards(dim);
   return (value.numel() + shards - 1) / shards * byte_size(value.dtype());
 }
 
@@ -37,7 +38,7 @@ std::int64_t most_bytes_of_a_rank(const Tensor& value) {
   std::int64_t most = 0;
   for (std::size_t axis = 0; axis < at.size();) {
     std::int64_t elements = 1;
-    for (int dim = 0; dim < value.ndim(); ++dim) elements *= spec.range_at(dim, value.size(dim), at).size();
+    for (const int dim : up_to(value.ndim())) elements *= spec.range_at(dim, value.size(dim), at).size();
     most = std::max(most, elements);
     for (axis = 0; axis < at.size() && ++at[axis] == spec.axis_size(static_cast<int>(axis)); ++axis) at[axis] = 0;
   }
@@ -73,7 +74,7 @@ std::vector<StatePiece> StatePieces::add(std::size_t parameter, const Tensor& va
   const std::int64_t count = value.local().numel(),
                      line = block_ > 0 ? block_ : kBufferAlign / byte_size(value.dtype());
   const std::int64_t of_run = round_up((count + runs - 1) / runs, line);
-  for (std::int64_t i = 0; i < runs; ++i) {
+  for (const std::int64_t i : up_to(runs)) {
     if (bytes / runs > left_ && !open_.empty()) full.push_back(take_rest());
     const std::int64_t first = std::min(i * of_run, count);
     open_.push_back({parameter, first, std::min(of_run, count - first), i + 1 == runs});

@@ -11,6 +11,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -60,7 +61,7 @@ std::vector<std::size_t> Optimizer::ready_parameters() {
   std::vector<std::size_t> active;
   active.reserve(parameters().size());
   const bool is_in_backward = in_backward(), some_are_updated = pieces_->has_begun();
-  for (std::size_t i = 0; i < parameters().size(); ++i) {
+  for (const std::size_t i : indices(parameters())) {
     const Parameter& p = slots_->parameter(i);
     if (!is_in_backward && p.sink().holds_more(p))
       fail(

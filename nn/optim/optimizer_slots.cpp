@@ -8,6 +8,7 @@
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/rows/optimizer.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -65,7 +66,7 @@ void OptimizerSlots::move_scalars(Device device) {
 }
 
 void OptimizerSlots::offload(const OffloadOptions& options) {
-  for (std::size_t i = 0; i < parameters.size(); ++i)
+  for (const std::size_t i : indices(parameters))
     check(state_[i].empty(),
           "the state of parameter \"{}\" is in memory already: offload an optimizer before its first step, its first "
           "state() and a load of a checkpoint",
@@ -112,7 +113,7 @@ void OptimizerSlots::make_ready(std::size_t i) {
 void OptimizerSlots::ensure_counts() {
   if (!rule_.counts_updates()) return;
   Tensor none;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
+  for (const std::size_t i : indices(parameters)) {
     if (counts_[i] || state_[i].empty()) continue;
     if (!none.defined()) none = has_stepped_ ? zeros({}, DType::f32, step.value().device()) : step.value();
     counts_[i] = std::make_unique<Slot>(parameters[i]->name() + ".step");
@@ -129,7 +130,7 @@ std::vector<OptimizerSlots::Cohort> OptimizerSlots::cohorts_of(const std::vector
     return cohorts;
   }
   auto next = active.begin();
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
+  for (const std::size_t i : indices(parameters)) {
     const bool is_active = next != active.end() && *next == i;
     if (is_active) ++next;
     if (!counts_[i]) continue;
@@ -203,9 +204,9 @@ void OptimizerSlots::mark_whole() {
 std::vector<OptimizerState> OptimizerSlots::state() {
   std::vector<OptimizerState> result;
   const std::vector<std::string> kinds = rule_.state_kinds();
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
+  for (const std::size_t i : indices(parameters)) {
     ensure_state(i);
-    for (std::size_t k = 0; k < kinds.size(); ++k)
+    for (const std::size_t k : indices(kinds))
       result.push_back({parameters[i]->name(), kinds[k], state_[i][k].get(), parameters[i]});
   }
   ensure_counts();
@@ -215,7 +216,7 @@ std::vector<OptimizerState> OptimizerSlots::state() {
 std::vector<OptimizerState> OptimizerSlots::counts() {
   state();
   std::vector<OptimizerState> result;
-  for (std::size_t i = 0; i < parameters.size(); ++i)
+  for (const std::size_t i : indices(parameters))
     if (counts_[i]) result.push_back({parameters[i]->name(), "step", counts_[i].get(), parameters[i]});
   return result;
 }

@@ -15,6 +15,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -66,7 +67,7 @@ struct PieceSizes {
 PieceSizes piece_sizes(const OptimizerSlots& slots) {
   std::int64_t bytes = 0, most = 0;
   const OffloadedState* const offloaded = slots.offloaded();
-  for (std::size_t i = 0; i < slots.parameters.size(); ++i) {
+  for (const std::size_t i : indices(slots.parameters)) {
     const Tensor& value = slots.parameter(i).sharded_value();
     const OffloadHome* const home = home_of(value);
     const auto of_state = offloaded && offloaded->has(i) ? static_cast<std::int64_t>(slots.num_kinds()) : 0;
@@ -247,7 +248,7 @@ void StepInPieces::ask(const StepInBackward& options) {
   forget_step_that_was_left();
   if (!in_backward_) {
     in_backward_ = std::make_unique<InBackward>();
-    for (std::size_t i = 0; i < slots_.parameters.size(); ++i)
+    for (const std::size_t i : indices(slots_.parameters))
       slots_.parameter(i).on_grad_accumulated(
           [this, alive = std::weak_ptr(alive_), i](Slot&) {
             if (!alive.expired()) gradient_is_complete(i);

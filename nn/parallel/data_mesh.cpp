@@ -4,6 +4,8 @@
 #include <iterator>
 #include <numeric>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd::nn {
 
 namespace {
@@ -14,7 +16,7 @@ std::vector<Spec::Range> split_rows(std::int64_t rows, std::span<const int> size
   for (const int size : sizes) {
     std::vector<Spec::Range> finer;
     for (const Spec::Range& chunk : chunks)
-      for (int r = 0; r < size; ++r) {
+      for (const int r : up_to(size)) {
         const Spec::Range within = chunk_range(chunk.size(), size, r);
         finer.push_back({chunk.begin + within.begin, chunk.begin + within.end});
       }
@@ -56,7 +58,7 @@ int dim_of(const ShardPlan& plan, const Parameter& parameter) {
 /// With so many leading dims as one.
 Shape with_merged(const Shape& shape, int dims) {
   Shape merged{1};
-  for (int d = 0; d < shape.size(); ++d)
+  for (const int d : indices(shape))
     if (d < dims) merged[0] *= shape[d];
     else merged.push_back(shape[d]);
   return merged;
@@ -80,7 +82,7 @@ const Spec* divided(const Spec& shards, int axis) {
   if (shards.rows_of(0).empty()) return finer;
   std::vector<std::int64_t> rows;
   for (const std::int64_t size : shards.rows_of(0))
-    for (int r = 0; r < shards.axis_size(axis); ++r)
+    for (const int r : up_to(shards.axis_size(axis)))
       rows.push_back(chunk_range(size, shards.axis_size(axis), r).size());
   return finer->with_rows(0, rows)->simplified();
 }
@@ -89,7 +91,7 @@ bool has(std::span<const int> list, int value) { return std::find(list.begin(), 
 
 std::vector<int> root_axes_of(const DeviceMesh& mesh) {
   std::vector<int> axes;
-  for (int a = 0; a < mesh.ndim(); ++a) axes.insert(axes.end(), mesh.root_axes(a).begin(), mesh.root_axes(a).end());
+  for (const int a : up_to(mesh.ndim())) axes.insert(axes.end(), mesh.root_axes(a).begin(), mesh.root_axes(a).end());
   return axes;
 }
 
@@ -126,7 +128,7 @@ DataMesh::DataMesh(const DeviceMesh& mesh, ShardedOver over, ShardedOver owned_o
         "mesh.slice({{..}})",
         mesh.describe());
   root_group_ = &root_group_of(mesh);
-  for (int axis = 0; axis < mesh.ndim(); ++axis) {
+  for (const int axis : up_to(mesh.ndim())) {
     const bool shards = over == ShardedOver::all || (over == ShardedOver::shards && axis == mesh.ndim() - 1);
     (shards ? sharding_ : replicating_).push_back(axis);
   }
@@ -255,7 +257,7 @@ void DataMesh::place_distributed(ShardPlacement& to, const Parameter& parameter)
         parameter.name(), sherd::describe(value));
   const std::vector<int> data = root_axes_of(mesh_);
   std::vector<Placement> placements(static_cast<std::size_t>(root.ndim()), Replicate());
-  for (int axis = 0; axis < theirs.ndim(); ++axis) {
+  for (const int axis : up_to(theirs.ndim())) {
     check(theirs.root_axes(axis).size() == 1,
           "fully_shard: parameter \"{}\" is on the flattened axis \"{}\"; axes that were flattened cannot be told "
           "apart in {}: use axes of the mesh itself",

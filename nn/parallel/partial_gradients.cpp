@@ -6,6 +6,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -97,7 +98,7 @@ void PartialGradients::reduce() {
       gradients.push_back(std::move(e.partial));
     }
     gradients = sum_over(mesh_.group(), std::move(gradients));
-    for (std::size_t i = 0; i < members.size(); ++i)
+    for (const std::size_t i : indices(members))
       add_gradient(*members[i]->slot, std::move(gradients[i]), members[i]->shape, members[i]->layout);
   }
   for (const Entry& e : entries) e.slot->run_grad_hooks();

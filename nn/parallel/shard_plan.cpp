@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "runtime/tensor/fnv1a.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -17,7 +18,7 @@ void assign_owners(std::vector<ShardPlan>& plans, std::string_view unit, std::sp
                    std::size_t num_shards) {
   std::vector<std::int64_t> owned(num_shards);
   std::vector<std::size_t> waiting;
-  for (std::size_t i = 0; i < plans.size(); ++i) {
+  for (const std::size_t i : indices(plans)) {
     const int owner = plans[i].owner;
     if (owner == ShardPlan::kBalanced) waiting.push_back(i);
     else if (owner >= 0 && std::cmp_less(owner, num_shards))
@@ -27,7 +28,7 @@ void assign_owners(std::vector<ShardPlan>& plans, std::string_view unit, std::sp
   const std::size_t first = fnv1a(unit) % num_shards;
   for (const std::size_t i : waiting) {
     std::size_t best = first;
-    for (std::size_t k = 1; k < num_shards; ++k) {
+    for (const std::size_t k : Numbers<std::size_t>(1, num_shards)) {
       const std::size_t shard = (first + k) % num_shards;
       if (owned[shard] < owned[best]) best = shard;
     }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "runtime/tensor/indices.h"
+
 namespace sherd::ckpt {
 
 Box whole_box(const Shape& shape) { return {Dims::filled(shape.size(), 0), shape}; }
@@ -16,21 +18,21 @@ Box rows_box(const Shape& shape, std::int64_t row, std::int64_t count) {
 
 bool is_inside(const Box& box, const Shape& shape) {
   if (box.offset.size() != shape.size() || box.shape.size() != shape.size()) return false;
-  for (int d = 0; d < shape.size(); ++d)
+  for (const int d : indices(shape))
     if (box.offset[d] < 0 || box.shape[d] < 0 || box.shape[d] > shape[d] || box.offset[d] > shape[d] - box.shape[d])
       return false;
   return true;
 }
 
 bool holds(const Box& box, const Dims& element) {
-  for (int d = 0; d < element.size(); ++d)
+  for (const int d : indices(element))
     if (element[d] < box.offset[d] || element[d] - box.offset[d] >= box.shape[d]) return false;
   return true;
 }
 
 std::optional<Box> intersection(const Box& a, const Box& b) {
   Box both = a;
-  for (int d = 0; d < a.shape.size(); ++d) {
+  for (const int d : indices(a.shape)) {
     both.offset[d] = std::max(a.offset[d], b.offset[d]);
     both.shape[d] = std::min(a.offset[d] + a.shape[d], b.offset[d] + b.shape[d]) - both.offset[d];
     if (both.shape[d] <= 0) return std::nullopt;
@@ -41,7 +43,7 @@ std::optional<Box> intersection(const Box& a, const Box& b) {
 // Prints refused boxes too, whose numbers may be any.
 std::string to_string(const Box& box) {
   std::string text;
-  for (int d = 0; d < box.shape.size(); ++d) {
+  for (const int d : indices(box.shape)) {
     std::int64_t end = 0;
     if (__builtin_add_overflow(box.offset[d], box.shape[d], &end)) end = std::numeric_limits<std::int64_t>::max();
     text += fmt::format("{}{}:{}", d > 0 ? ", " : "", box.offset[d], end);
@@ -60,7 +62,7 @@ void for_each_run(const Box& part, const Box& a, const Box& b,
     run *= part.shape[split--];
   if (ndim > 0) run *= part.shape[split];
   std::int64_t at_a = 0, at_b = 0, runs = 1;
-  for (int d = 0; d < ndim; ++d) {
+  for (const int d : up_to(ndim)) {
     at_a += (part.offset[d] - a.offset[d]) * in_a[d];
     at_b += (part.offset[d] - b.offset[d]) * in_b[d];
     if (d < split) runs *= part.shape[d];

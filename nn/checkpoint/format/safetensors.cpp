@@ -8,6 +8,7 @@
 
 #include "nn/checkpoint/format/bounded_json.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 // Files come from anywhere, so the reader trusts nothing: every number of the header is checked against the size of
 // the file before a byte is touched. The header is read as a stream, entry by entry.
@@ -58,7 +59,7 @@ Shape read_shape(const json& entry) {
 std::string some_names(const std::deque<TensorEntry>& tensors) {
   constexpr std::size_t kMost = 3;
   std::vector<std::string_view> names;
-  for (std::size_t i = 0; i < std::min(kMost, tensors.size()); ++i) names.emplace_back(tensors[i].name);
+  for (const std::size_t i : up_to(std::min(kMost, tensors.size()))) names.emplace_back(tensors[i].name);
   return fmt::format("{}{}", names.empty() ? "none at all" : fmt::format("{}", fmt::join(names, ", ")),
                      tensors.size() > kMost ? fmt::format(" and {} more", tensors.size() - kMost) : "");
 }

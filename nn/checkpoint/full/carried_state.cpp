@@ -9,6 +9,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ckpt {
 
@@ -52,7 +53,7 @@ const CarriedState::Value* CarriedState::at(std::size_t index, const nn::StateEn
 std::vector<std::optional<float>> CarriedState::scalars_of(const std::vector<nn::StateEntry>& state,
                                                            const std::optional<StateHolders>& holders) const {
   std::vector<float> numbers;
-  for (std::size_t i = 0; i < state.size(); ++i) {
+  for (const std::size_t i : indices(state)) {
     const Value* const value = at(i, state[i]);
     const std::optional<float> scalar = value ? value->scalar : std::nullopt;
     numbers.insert(numbers.end(), {scalar ? 1.0f : 0.0f, scalar.value_or(0)});
@@ -62,7 +63,7 @@ std::vector<std::optional<float>> CarriedState::scalars_of(const std::vector<nn:
                                     holders->root);
   }
   std::vector<std::optional<float>> scalars;
-  for (std::size_t i = 0; i < state.size(); ++i)
+  for (const std::size_t i : indices(state))
     scalars.push_back(numbers[2 * i] != 0 ? std::optional(numbers[2 * i + 1]) : std::nullopt);
   return scalars;
 }
@@ -73,11 +74,11 @@ void CarriedState::give(const std::vector<nn::StateEntry>& state, const std::opt
   check(holders || !is_empty(), "there is no state to go on with");
   const std::vector<std::optional<float>> numbers = scalars_of(state, holders);
   SharedScalars scalars(state, [&](const nn::StateEntry& entry) -> std::optional<float> {
-    for (std::size_t i = 0; i < state.size(); ++i)
+    for (const std::size_t i : indices(state))
       if (state[i].slot == entry.slot && entry.usually) return numbers[i];
     return std::nullopt;
   });
-  for (std::size_t i = 0; i < state.size(); ++i) {
+  for (const std::size_t i : indices(state)) {
     const nn::StateEntry& entry = state[i];
     if (entry.usually) continue;  // when what they are by default is there
     const Tensor local = state_tensor(entry).local();

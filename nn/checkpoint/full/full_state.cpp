@@ -19,6 +19,7 @@
 #include "runtime/exec/purpose.h"
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -142,9 +143,9 @@ struct Source {
 std::vector<std::vector<Source>> plan_sources(const std::vector<StateEntry>& state,
                                               const std::vector<std::string>& texts) {
   std::map<std::string, std::size_t> places;
-  for (std::size_t i = 0; i < state.size(); ++i) places.emplace(key_of(state[i]), i);
+  for (const std::size_t i : indices(state)) places.emplace(key_of(state[i]), i);
   std::vector<std::vector<Source>> sources(state.size());
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+  for (const std::size_t rank : indices(texts)) {
     std::size_t next = 0;
     for (const ckpt::PieceEntry& piece : ckpt::pieces_from_json(texts[rank])) {
       const std::string key = ckpt::stored_name(piece.kind, piece.name);
@@ -158,7 +159,7 @@ std::vector<std::vector<Source>> plan_sources(const std::vector<StateEntry>& sta
       sources[place->second].push_back({static_cast<int>(rank), piece.box});
     }
   }
-  for (std::size_t i = 0; i < state.size(); ++i) {
+  for (const std::size_t i : indices(state)) {
     const Tensor& value = state_tensor(state[i]);
     if (is_usual(state[i]) || value.numel() == 0) continue;
     std::vector<const ckpt::Box*> boxes;
@@ -215,7 +216,7 @@ void visit_full_state(const std::vector<StateEntry>& state, ProcessGroup& group,
   together(group, [&] {
     if (group.rank() == 0) sources = plan_sources(state, texts);
   });
-  for (std::size_t i = 0; i < state.size(); ++i) {
+  for (const std::size_t i : indices(state)) {
     if (is_usual(state[i])) continue;
     Tensor full;
     transfer(group, [&] {
@@ -262,7 +263,8 @@ std::string listed(std::string_view what, const std::vector<std::string>& items)
   constexpr std::size_t kShown = 8;
   if (items.empty()) return "";
   std::string text = fmt::format("; {}", what);
-  for (std::size_t i = 0; i < std::min(items.size(), kShown); ++i) text += fmt::format("{}{}", i ? ", " : "", items[i]);
+  for (const std::size_t i : up_to(std::min(items.size(), kShown)))
+    text += fmt::format("{}{}", i ? ", " : "", items[i]);
   if (items.size() > kShown) text += fmt::format(" and {} more", items.size() - kShown);
   return text;
 }
@@ -351,7 +353,7 @@ std::map<std::string, float> share_scalars(const std::vector<StateEntry>& state,
   });
   bytes = gather_text(group, bytes)[0];
   std::map<std::string, float> scalars;
-  for (std::size_t i = 0; i < keys.size(); ++i)
+  for (const std::size_t i : indices(keys))
     std::memcpy(&scalars[keys[i]], bytes.data() + i * sizeof(float), sizeof(float));
   return scalars;
 }

@@ -9,6 +9,7 @@
 #include "nn/checkpoint/format/safetensors.h"
 #include "nn/checkpoint/format/saves.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ckpt {
 
@@ -22,7 +23,7 @@ using TensorKeys = std::vector<std::pair<std::string, std::string>>;
 std::string list(const TensorKeys& keys) {
   constexpr std::size_t kShown = 8;
   std::string text;
-  for (std::size_t i = 0; i < std::min(keys.size(), kShown); ++i)
+  for (const std::size_t i : up_to(std::min(keys.size(), kShown)))
     text += fmt::format("{}{} \"{}\"", i ? ", " : "", keys[i].first, keys[i].second);
   if (keys.size() > kShown) text += fmt::format(" and {} more", keys.size() - kShown);
   return text;
@@ -197,7 +198,7 @@ std::vector<std::string> CheckpointReader::find_damage(Share share) const {
   for (const PieceEntry& piece : manifest_.pieces)
     if (piece.checksum) earlier.push_back(&piece);
   const auto [first, last] = items_of(share, static_cast<std::int64_t>(earlier.size()));
-  for (std::int64_t i = first; i < last; ++i) try {
+  for (const std::int64_t i : Numbers<std::int64_t>(first, last)) try {
       if (std::string wrong = compare_checksum(*earlier[static_cast<std::size_t>(i)]); !wrong.empty())
         damage.push_back(std::move(wrong));
     } catch (const Error& error) { damage.push_back(error.message()); }

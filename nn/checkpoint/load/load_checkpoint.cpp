@@ -19,6 +19,7 @@
 #include "runtime/exec/purpose.h"
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -103,7 +104,7 @@ struct Load {
   void share_failure() {
     for (const Exchange& each : exchanges) {
       const std::vector<std::string> texts = gather_text(each.mesh.group(each.axis), failure.text());
-      for (std::size_t rank = 0; rank < texts.size(); ++rank)
+      for (const std::size_t rank : indices(texts))
         if (!texts[rank].empty())
           failure.note_peer(fmt::format("rank {} along {}", rank, each.mesh.axis_name(each.axis)), texts[rank]);
     }

@@ -8,6 +8,7 @@
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ckpt {
 
@@ -51,7 +52,7 @@ std::string end_of(const std::function<void()>& work, bool opens) {
 std::string first_of(const std::vector<std::string>& ends, char kind, int self) {
   const std::string& own = ends[static_cast<std::size_t>(self)];
   if (own.starts_with(kind)) return own.substr(1);
-  for (std::size_t rank = 0; rank < ends.size(); ++rank)
+  for (const std::size_t rank : indices(ends))
     if (ends[rank].starts_with(kind)) return fmt::format("rank {}: {}", rank, ends[rank].substr(1));
   return {};
 }

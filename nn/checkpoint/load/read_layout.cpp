@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "nn/checkpoint/format/safetensors.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::ckpt {
 
@@ -12,7 +13,7 @@ namespace {
 std::vector<std::int64_t> begins_of_shards(const Spec& spec, int dim, std::int64_t size) {
   const DeviceMesh mesh = spec.mesh();
   std::vector<std::int64_t> begins;
-  for (int rank = 0; rank < mesh.num_ranks(); ++rank)
+  for (const int rank : up_to(mesh.num_ranks()))
     begins.push_back(spec.range_at(dim, size, mesh.coordinates_of(rank)).begin);
   std::ranges::sort(begins);
   return begins;
@@ -37,7 +38,7 @@ const Spec* read_layout(const Tensor& value, const Shape& shape, const std::vect
   if (own.is_partial() || own.lists_rows()) return nullptr;  // lists are of rows that one rank computes with
   if (std::ranges::any_of(pieces, [&](const PieceEntry* piece) { return piece->shape != shape; })) return nullptr;
   const Spec* layout = &own;
-  for (int dim = 1; dim < shape.size(); ++dim) {
+  for (const int dim : Numbers<int>(1, shape.size())) {
     if (own.num_shards(dim) == 1 || !cuts_a_piece(own, dim, shape[dim], pieces)) continue;
     for (const int axis : own.axes_of(dim)) layout = layout->with(axis, Shard(0));
   }

@@ -15,6 +15,7 @@
 #include "runtime/exec/host_queue.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -97,7 +98,7 @@ void AsyncSaver::submit(Flight& flight, const std::vector<StateEntry>& state) {
   for (const ckpt::Snapshot::Value& value : values) bytes += value.tensor.bytes();
   flight.snapshot = std::make_shared<ckpt::Snapshot>(std::move(values), kept_);
   ckpt::Snapshot& snapshot = *flight.snapshot;
-  for (std::size_t i = 0; i < pieces->size(); ++i)
+  for (const std::size_t i : indices(*pieces))
     (*pieces)[i].bytes =
         ckpt::PieceBytes::Give([&snapshot, i](const ckpt::PieceBytes::Use& use) { snapshot.give(i, use); });
   const auto write = [shared = flight.snapshot, outcome = flight.outcome, pieces, dir = flight.dir, save = flight.save,

@@ -15,6 +15,7 @@
 #include "runtime/op/core/infer.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/unit/buffer_views.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -104,7 +105,7 @@ void quantize(const PieceWork& p, int block) {
 template <class T>
 void store(const float* sum, std::int64_t count, float scale, bool accumulate, T* out) {
   using Wider = std::conditional_t<std::is_same_v<T, double>, double, float>;
-  for (std::int64_t i = 0; i < count; ++i) {
+  for (const std::int64_t i : up_to(count)) {
     const Wider value = convert<Wider>(sum[i] * scale);
     out[i] = convert<T>(accumulate ? convert<Wider>(out[i]) + value : value);
   }
@@ -113,10 +114,10 @@ void store(const float* sum, std::int64_t count, float scale, bool accumulate, T
 void sum_received(const PieceWork& p, int block) {
   std::array<float, 4096> sums;  // the longest block
   const std::int64_t blocks = num_blocks(p.here, block);
-  for (std::int64_t b = 0; b < blocks; ++b) {
+  for (const std::int64_t b : up_to(blocks)) {
     const std::int64_t first = b * block, count = std::min<std::int64_t>(block, p.here - first);
     std::fill_n(sums.begin(), count, 0.0f);
-    for (std::size_t r = 0; r < p.counts.size(); ++r) {
+    for (const std::size_t r : indices(p.counts)) {
       const auto rank = static_cast<std::int64_t>(r);
       add_dequantized_on_host(p.received_values + rank * p.here + first, p.received_scales + rank * blocks + b, count,
                               block, sums.data());
@@ -143,7 +144,7 @@ Metas infer_reduce(const InferCall& call) {
   const std::size_t n = a.pieces.size();
   check(call.in.size() == n + 2, "{}: {} tensors for {} pieces, memory and gradients", call.op.name, call.in.size(), n);
   const TensorMeta &work = required(call, n), &full = required(call, n + 1);
-  for (std::size_t m = 0; m < n; ++m) {
+  for (const std::size_t m : up_to(n)) {
     const ReducedPiece& p = a.pieces[m];
     check(p.piece >= 0 && static_cast<std::size_t>(p.piece) < a.unit->pieces.size(),
           "{}: unit \"{}\" has {} pieces, not one {}", call.op.name, a.unit->name, a.unit->pieces.size(), p.piece);

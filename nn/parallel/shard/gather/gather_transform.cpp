@@ -2,6 +2,7 @@
 
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/unit/buffer_views.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -45,7 +46,7 @@ void TransformedGather::lay_out(const UnitLayout& unit) {
   for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
     const UnitPiece& piece = unit.pieces[i];
     std::vector<UnitPiece> encoded;
-    for (int r = 0; r < unit.shards; ++r) {
+    for (const int r : up_to(unit.shards)) {
       const std::vector<Tensor> tensors =
           transform_.encode(Tensor::empty(shard_shape(unit, piece, r), piece.dtype, Device::meta()));
       if (r == 0) encoded.resize(tensors.size());
@@ -53,7 +54,7 @@ void TransformedGather::lay_out(const UnitLayout& unit) {
       check(tensors.size() == encoded.size(),
             "the gather transform \"{}\" of unit \"{}\" encodes {} as {} tensors on one rank and as {} on another",
             transform_.name, unit.name, piece.name, encoded.size(), tensors.size());
-      for (std::size_t k = 0; k < tensors.size(); ++k) {
+      for (const std::size_t k : indices(tensors)) {
         check(r == 0 || tensors[k].dtype() == encoded[k].dtype,
               "the gather transform \"{}\" of unit \"{}\" encodes {} as {} on one rank and as {} on another",
               transform_.name, unit.name, piece.name, sherd::name(encoded[k].dtype), sherd::name(tensors[k].dtype()));
@@ -62,7 +63,7 @@ void TransformedGather::lay_out(const UnitLayout& unit) {
         parts[i][k].shapes.push_back(tensors[k].shape());
       }
     }
-    for (std::size_t k = 0; k < encoded.size(); ++k) {
+    for (const std::size_t k : indices(encoded)) {
       std::int64_t elements = 0;
       for (const std::int64_t count : encoded[k].rows) elements += count;
       encoded[k].shape = {elements};
@@ -100,7 +101,7 @@ void TransformedGather::encode(const UnitLayout& unit, std::size_t piece, const 
   check(tensors.size() == parts_[piece].size(),
         "the gather transform \"{}\" of unit \"{}\" encodes {} as {} tensors, and on meta as {}", transform_.name,
         unit.name, from.name, tensors.size(), parts_[piece].size());
-  for (std::size_t k = 0; k < tensors.size(); ++k) {
+  for (const std::size_t k : indices(tensors)) {
     const Part& part = parts_[piece][k];
     const UnitPiece& to = layout_->pieces[part.piece];
     if (tensors[k].dtype() != to.dtype || tensors[k].shape() != part.shapes[here])
@@ -114,7 +115,7 @@ void TransformedGather::start(const UnitLayout& unit, const Tensor& shards, cons
   if (&unit != unit_.get()) lay_out(unit);  // its parameters have another type now
   if (!encoded_.defined()) make_buffer(full.device());
   const Tensor encoded = communication_buffer(layout_->shard_bytes, full.device());
-  for (std::size_t i = 0; i < unit.pieces.size(); ++i) encode(unit, i, shards, encoded);
+  for (const std::size_t i : indices(unit.pieces)) encode(unit, i, shards, encoded);
   start_gather(*layout_, encoded, encoded_);
 }
 
@@ -124,8 +125,8 @@ void TransformedGather::decode(const UnitLayout& unit, std::size_t piece, const 
   std::int64_t begin = 0;                                // of a shard's rows
   std::vector<std::int64_t> from(parts_[piece].size());  // bytes of each part that earlier shards have
   std::vector<Tensor> tensors(from.size());
-  for (int r = 0; r < unit.shards; ++r) {
-    for (std::size_t k = 0; k < from.size(); ++k) {
+  for (const int r : up_to(unit.shards)) {
+    for (const std::size_t k : indices(from)) {
       const Part& part = parts_[piece][k];
       const UnitPiece& at = layout_->pieces[part.piece];
       tensors[k] = view_at(encoded_, part.shapes[static_cast<std::size_t>(r)], at.full_offset + from[k], at.dtype);
@@ -139,7 +140,7 @@ void TransformedGather::decode(const UnitLayout& unit, std::size_t piece, const 
 
 void TransformedGather::finish(const UnitLayout& unit, const Tensor&, const Tensor& full) {
   restore_unit(unit, full);
-  for (std::size_t i = 0; i < unit.pieces.size(); ++i) decode(unit, i, full);
+  for (const std::size_t i : indices(unit.pieces)) decode(unit, i, full);
   release_unit(*layout_, encoded_);
 }
 

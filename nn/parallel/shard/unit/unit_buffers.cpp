@@ -5,6 +5,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/unit/unit.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -32,7 +33,7 @@ UnitBuffers::UnitBuffers(PlacedUnit unit, const std::vector<Parameter*>& paramet
   for (const Parameter* p : parameters) values.push_back(p->value().local().detach());
   materialize(values[0].device());
   const GradMode off(false);
-  for (std::size_t i = 0; i < values.size(); ++i) copy_into(shard_of(*parameters[i]), own_part(pieces_, i, values[i]));
+  for (const std::size_t i : indices(values)) copy_into(shard_of(*parameters[i]), own_part(pieces_, i, values[i]));
   leave_memory(levels_.shards());
 }
 

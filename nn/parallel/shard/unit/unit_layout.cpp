@@ -4,6 +4,7 @@
 
 #include "runtime/comm/group/group_names.h"
 #include "runtime/op/unit/buffer_views.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -41,7 +42,7 @@ PlacedUnit place_unit(const std::string& name, const DataMesh& data, std::span<c
                    .shard = data.replica(),
                    .in_place = true};
   const std::vector<ShardPlan> plans = plan_shards(name, parameters, planner, layout.shards);
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
+  for (const std::size_t i : indices(parameters)) {
     const Parameter* const parameter = parameters[i];
     ShardPlacement& at = unit.placements.emplace_back(data.place(*parameter, plans[i]));
     const std::string& path = parameter->name();
@@ -62,7 +63,7 @@ PlacedUnit place_unit(const std::string& name, const DataMesh& data, std::span<c
 
 UnitLayoutPtr owned_parts(UnitLayout owned, const UnitLayout& unit) {
   owned.shard_bytes = owned.full_bytes = unit.shard_bytes;
-  for (std::size_t i = 0; i < owned.pieces.size(); ++i) {
+  for (const std::size_t i : indices(owned.pieces)) {
     UnitPiece& p = owned.pieces[i];
     const UnitPiece& shard = unit.pieces[i];
     p.dtype = p.full_dtype = shard.dtype;
@@ -70,7 +71,7 @@ UnitLayoutPtr owned_parts(UnitLayout owned, const UnitLayout& unit) {
     p.grad_dtype = shard.grad_dtype;
     p.name = shard.name;
     p.shard_offset = p.full_offset = shard.shard_offset;
-    for (int r = 0; r < owned.shard; ++r) p.shard_offset += owned.count(p, r) * byte_size(p.dtype);
+    for (const int r : up_to(owned.shard)) p.shard_offset += owned.count(p, r) * byte_size(p.dtype);
   }
   return UnitLayout::intern(std::move(owned));
 }
@@ -79,7 +80,7 @@ UnitLayoutPtr with_dtype(const UnitLayout& unit, DType dtype, std::span<const Pa
   UnitLayout layout = unit;
   layout.pieces.clear();
   layout.shard_bytes = layout.full_bytes = 0;
-  for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
+  for (const std::size_t i : indices(unit.pieces)) {
     UnitPiece piece = unit.pieces[i];
     set_types(piece, is_floating(piece.dtype) ? dtype : piece.dtype, types[i]);
     append(layout, std::move(piece));
@@ -103,7 +104,7 @@ UnitLayoutPtr layout_of_owned_gradients(const UnitLayout& owned) {
 
 std::int64_t row_bytes(const Shape& shape, DType dtype) {
   std::int64_t bytes = byte_size(dtype);
-  for (int d = 1; d < shape.size(); ++d) bytes *= shape[d];
+  for (const int d : Numbers<int>(1, shape.size())) bytes *= shape[d];
   return bytes;
 }
 

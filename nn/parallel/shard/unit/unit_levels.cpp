@@ -7,6 +7,7 @@
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/unit/buffer_views.h"
 #include "runtime/op/unit/unit.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -103,7 +104,7 @@ void UnitLevels::set_slices(const std::optional<DeviceMesh>& split) {
   slices_.reset();
   if (!split) return;
   std::vector<const Spec*> gathered;
-  for (std::size_t i = 0; i < pieces_.size(); ++i) gathered.push_back(pieces_.placement(i).gathered);
+  for (const std::size_t i : indices(pieces_)) gathered.push_back(pieces_.placement(i).gathered);
   slices_ = std::make_unique<UnitSlices>(pieces_.layout(), gathered, *split);
   if (!is_meta()) slices_->materialize(owner_, device());
 }

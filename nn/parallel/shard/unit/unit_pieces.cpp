@@ -4,12 +4,13 @@
 
 #include "runtime/comm/group/group_names.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
 UnitPieces::UnitPieces(PlacedUnit unit, const std::vector<Parameter*>& parameters)
     : layout_(std::move(unit.layout)), owned_(std::move(unit.owned)) {
-  for (std::size_t i = 0; i < parameters.size(); ++i)
+  for (const std::size_t i : indices(parameters))
     pieces_.push_back({NodeRef(parameters[i]->leaf()), std::move(unit.placements[i])});
 }
 

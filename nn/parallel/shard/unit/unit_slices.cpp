@@ -7,6 +7,7 @@
 #include "runtime/comm/group/group_names.h"
 #include "runtime/op/unit/buffer_views.h"
 #include "runtime/op/unit/unit.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -21,8 +22,7 @@ const Spec* spec_on_root(const DeviceMesh& split, const Spec& gathered) {
   const auto at = [&](int axis) { return root.axis(theirs.root().axis_name(theirs.root_axes(axis)[0])); };
   std::vector<Placement> placements(static_cast<std::size_t>(root.ndim()), Replicate());
   std::vector<int> order;
-  for (int axis = 0; axis < theirs.ndim(); ++axis)
-    placements[static_cast<std::size_t>(at(axis))] = gathered.placement(axis);
+  for (const int axis : up_to(theirs.ndim())) placements[static_cast<std::size_t>(at(axis))] = gathered.placement(axis);
   for (const int axis : gathered.order()) order.push_back(at(axis));
   const int inner = split.root_axes(last_axis(split))[0];
   placements[static_cast<std::size_t>(inner)] = Shard(0);

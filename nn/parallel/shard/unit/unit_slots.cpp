@@ -3,11 +3,12 @@
 #include <utility>
 
 #include "runtime/op/unit/buffer_views.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
 void UnitSlots::show_meta() const {
-  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+  for (const std::size_t i : indices(pieces_)) {
     Parameter* const p = pieces_.parameter(i);
     if (!p) continue;
     const ShardPlacement& at = pieces_.placement(i);
@@ -37,7 +38,7 @@ void UnitSlots::attach() {
 
 void UnitSlots::show(Level level, const auto& view_of) {
   shown_ = level;
-  for (std::size_t i = 0; i < pieces_.size(); ++i)
+  for (const std::size_t i : indices(pieces_))
     if (Parameter* const p = pieces_.parameter(i)) p->present(view_of(i, *p));
 }
 

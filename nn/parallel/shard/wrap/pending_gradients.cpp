@@ -3,6 +3,7 @@
 #include "nn/parallel/shard/wrap/wrap.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -11,7 +12,7 @@ std::vector<PendingGradient> pending_gradients(Module& module) {
   std::vector<PendingGradient> pending;
   for (const Wrap* wrap : wraps_below(module))
     for (const auto& unit : wrap->units)
-      for (std::size_t i = 0; i < unit->pieces.size(); ++i) {
+      for (const std::size_t i : indices(unit->pieces)) {
         const HeldGradients* const held = unit->arrival().held();
         PendingGradient gradient{.parameter = unit->pieces.parameter(i), .shard = unit->arrival()[i].unsummed()};
         if (!gradient.parameter) continue;  // it was destroyed, and what the unit holds for it is nobody's

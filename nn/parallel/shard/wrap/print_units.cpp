@@ -10,6 +10,7 @@
 #include "nn/shard_keeper.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/op/copy/offload.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -23,7 +24,7 @@ constexpr std::array<bool, kColumns> kAlignsRight{false, true, true, true, false
 class Table {
  public:
   void row(Cells cells) {
-    for (std::size_t c = 0; c < kColumns; ++c) widths_[c] = std::max(widths_[c], cells[c].size());
+    for (const std::size_t c : up_to(kColumns)) widths_[c] = std::max(widths_[c], cells[c].size());
     lines_.push_back({std::move(cells), {}});
   }
   void text(std::string line) { lines_.push_back({{}, std::move(line)}); }
@@ -45,7 +46,7 @@ class Table {
   };
   std::string cells_of(const Cells& cells) const {
     std::string text;
-    for (std::size_t c = 0; c < kColumns; ++c) {
+    for (const std::size_t c : up_to(kColumns)) {
       const std::string padding(widths_[c] - cells[c].size(), ' ');
       text += (c == 0 ? "" : "  ") + (kAlignsRight[c] ? padding + cells[c] : cells[c] + padding);
     }

@@ -11,6 +11,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -130,7 +131,7 @@ std::vector<Tensor> agreed_full_tensors(const std::vector<Parameter*>& parameter
 
 void gather_into(const std::vector<Tensor>& full, const std::vector<Parameter*>& parameters) {
   try {
-    for (std::size_t i = 0; i < full.size(); ++i) {
+    for (const std::size_t i : indices(full)) {
       const Parameter& p = *parameters[i];
       copy_into(full[i], view(full_tensor(p.sharded_value().detach()).detach(), p.shape()));
       leave_memory(p.sharded_value());
@@ -162,7 +163,7 @@ std::vector<FullParameters::Held> FullParameters::gather(const std::vector<Param
     throw;
   }
   std::vector<Held> held;
-  for (std::size_t i = 0; i < full.size(); ++i) {
+  for (const std::size_t i : indices(full)) {
     const Parameter& p = *parameters[i];
     auto unit = std::static_pointer_cast<const SummonedUnit>(ShardKeeper::of(p)->summoned.lock());
     if (!unit) unit = std::make_shared<SummonedUnit>(p.sharded_value().local().storage()->version());
@@ -231,7 +232,7 @@ void FullParameters::write_back() const {
     const Tensor& shard = p->sharded_value();
     const Spec& spec = Spec::from(shard);
     Tensor part = view(h.full, shard.shape());
-    for (int d = 0; d < shard.ndim(); ++d) {
+    for (const int d : up_to(shard.ndim())) {
       const Spec::Range range = spec.local_range(d, shard.size(d));
       part = narrow(part, d, range.begin, range.size());
     }

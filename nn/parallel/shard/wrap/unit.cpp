@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "runtime/autograd/autograd.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -105,7 +106,7 @@ void Unit::reduce() {
   settings_.knobs.read_all();
   if (!arrival_.close()) return;
   routes_.run();
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
+  for (const std::size_t i : indices(pieces)) {
     const GradientArrival::Entry& e = arrival_[i];
     const bool is_reduced = e.kind != GradientArrival::Kind::none && !e.is_partial && !e.has_unsummed();
     if (is_reduced && pieces.parameter(i)->has_grad_hooks()) reduced_.push_back(i);

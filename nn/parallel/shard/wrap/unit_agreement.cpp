@@ -13,6 +13,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/exec/queue.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -92,7 +93,7 @@ bool has_axis(const DeviceMesh& mesh, const ProcessGroup& group) {
 /// Whether its gathers and reductions go over the group, or the layers of its parameters do.
 bool communicates_over(const Unit& unit, const ProcessGroup& group) {
   if (has_axis(unit.data.mesh(), group)) return true;
-  for (std::size_t i = 0; i < unit.pieces.size(); ++i)
+  for (const std::size_t i : indices(unit.pieces))
     if (const Spec* const gathered = unit.pieces.placement(i).gathered)
       if (has_axis(gathered->mesh(), group)) return true;
   return false;
@@ -114,7 +115,7 @@ std::vector<ProcessGroup*> groups_along_axes(std::span<Wrap* const> hooks) {
   }
   for (const Wrap* hook : hooks)
     for (const auto& unit : hook->units)
-      for (std::size_t i = 0; i < unit->pieces.size(); ++i)
+      for (const std::size_t i : indices(unit->pieces))
         if (const Spec* const gathered = unit->pieces.placement(i).gathered) add_axes(gathered->mesh(), groups);
   return groups;
 }
@@ -178,7 +179,7 @@ void add_facts_of(const Unit& unit, bool is_first, Facts& facts) {
   };
   add("the mesh", unit.data.mesh().describe());
   add("the number of shards", fmt::format("{}", unit.data.num_shards()));
-  for (std::size_t i = 0; i < unit.pieces.size(); ++i) add(fmt::format("parameter {}", i), parameter_of(unit, i));
+  for (const std::size_t i : indices(unit.pieces)) add(fmt::format("parameter {}", i), parameter_of(unit, i));
   add("its gather", unit.buffers.levels().has_custom_gather() ? "one of the user's own" : "the usual one");
   const ReductionKnobs& knobs = unit.settings().knobs.all();
   const auto text = [](bool on) { return std::string(on ? "true" : "false"); };

@@ -7,6 +7,7 @@
 #include "nn/parallel/shard/gather/gather_transform.h"
 #include "nn/parallel/shard/wrap/wrap.h"
 #include "runtime/comm/group/sum_order.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -61,7 +62,7 @@ std::string text_of_sums(const Route& route, const UnitLayout& layout) {
 std::vector<std::string> UnitHandle::routes(std::size_t part) const {
   const Unit& unit = *wrap().own_units()[part];
   std::map<std::string, int> counts;
-  for (std::size_t i = 0; i < unit.pieces.size(); ++i)
+  for (const std::size_t i : indices(unit.pieces))
     if (const Parameter* p = unit.pieces.parameter(i); p && p->requires_grad()) {
       const Route route = Route::of(unit.arrival().facts(i));
       ++counts[route.text() + text_of_sums(route, unit.pieces.layout())];

@@ -4,6 +4,7 @@
 
 #include "nn/shard_keeper.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -11,7 +12,7 @@ namespace {
 
 std::string axes_of(const DeviceMesh& mesh) {
   std::string names;
-  for (int axis = 0; axis < mesh.ndim(); ++axis) names += (axis ? "," : "") + mesh.axis_name(axis);
+  for (const int axis : up_to(mesh.ndim())) names += (axis ? "," : "") + mesh.axis_name(axis);
   return names;
 }
 
@@ -22,7 +23,7 @@ std::int64_t elements_per_rank(const Parameter& parameter) {
   std::int64_t parts = 1;
   if (value.is_distributed()) {
     const Spec& spec = Spec::from(value);
-    for (int axis = 0; axis < spec.num_axes(); ++axis)
+    for (const int axis : up_to(spec.num_axes()))
       if (spec.placement(axis).is_shard()) parts *= spec.axis_size(axis);
   }
   return (parameter.numel() + parts - 1) / parts;

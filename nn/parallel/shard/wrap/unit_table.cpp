@@ -8,6 +8,7 @@
 #include "nn/parallel/shard/wrap/fully_shard_hook.h"
 #include "runtime/op/copy/offload_budget.h"
 #include "runtime/op/unit/buffer_views.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -125,7 +126,7 @@ namespace {
 // Bytes of a unit's shards, and with `gradients` of theirs, on the rank that has most.
 std::int64_t bytes_to_offload(const UnitLayout& layout, bool gradients) {
   std::int64_t most = 0;
-  for (int shard = 0; shard < layout.shards; ++shard) {
+  for (const int shard : up_to(layout.shards)) {
     std::int64_t bytes = 0;
     for (const UnitPiece& piece : layout.pieces) {
       const std::int64_t count = layout.count(piece, shard);
@@ -153,7 +154,7 @@ void UnitTable::keep_in_memory(std::int64_t budget) {
   std::vector<std::int64_t> bytes;
   for (const PlannedCall& call : calls_) bytes.push_back(bytes_to_offload(call));
   const std::vector<bool> kept = kept_in_memory(bytes, budget);
-  for (std::size_t i = 0; i < calls_.size(); ++i)
+  for (const std::size_t i : indices(calls_))
     if (kept[i]) calls_[i].policy.offload.reset();
 }
 

@@ -4,6 +4,7 @@
 
 #include "nn/parallel/shard/wrap/fully_shard_hook.h"
 #include "nn/parallel/shard/wrap/unit_table.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::nn {
 
@@ -69,7 +70,7 @@ void Wrap::set_reshard_after_forward(ReshardAfterForward value) {
   const bool reshards = value.resolve(mesh_.num_shards());
   std::vector<std::optional<DeviceMesh>> splits;
   for (const auto& unit : units) splits.push_back(split_of(unit->data, unit->is_replicated, value));
-  for (std::size_t i = 0; i < units.size(); ++i) units[i]->buffers.set_slices(splits[i]);
+  for (const std::size_t i : indices(units)) units[i]->buffers.set_slices(splits[i]);
   note_reshards(reshards);
   note_slices();
 }
@@ -129,7 +130,7 @@ std::vector<int> Wrap::order_in_forward() const {
   std::vector<int> places;
   if (!tree_) return places;
   const std::vector<UnitId>& order = tree_->schedule.order();
-  for (std::size_t i = 0; i < order.size(); ++i)
+  for (const std::size_t i : indices(order))
     if (order[i] == id_) places.push_back(static_cast<int>(i));
   return places;
 }
