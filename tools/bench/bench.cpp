@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "runtime/op/core/device_library.h"
+#include "runtime/tensor/indices.h"
 #include "tools/bench/child.h"
 #include "tools/cli/command.h"
 #include "tools/train/exit_status.h"
@@ -123,7 +124,7 @@ int run_bench(std::span<const std::string_view> args) {
   std::signal(SIGPIPE, SIG_IGN);  // a side that has ended is an Error with its last words
   BenchRun run(std::move(options));
   bool passed = true;
-  for (std::size_t i = 0; i < chosen.size(); ++i) {
+  for (const std::size_t i : indices(chosen)) {
     const bool show = ::isatty(STDERR_FILENO) != 0;
     if (show) fmt::print(stderr, "\r\033[K[{}/{}] {} ...", i + 1, chosen.size(), chosen[i].name);
     const Figure figure = measured(chosen[i], run);

@@ -15,6 +15,7 @@
 #include "runtime/cpu/gemm/gemm.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 #include "tools/bench/child.h"
 #include "tools/bench/contest.h"
 #include "tools/bench/fma_peak.h"
@@ -195,7 +196,7 @@ class Collectives {
   /// Rank r's part holds r + 1, and a sum of all is 1 + ... + ranks.
   void check_results() const {
     const int ranks = group_.size();
-    for (int r = 0; r < ranks; ++r)
+    for (const int r : up_to(ranks))
       check(gathered_.data<float>()[(r + 1) * counts_[0] - 1] == static_cast<float>(r + 1),
             "collectives: all_gather brought wrong data of rank {}", r);
     check(reduced_.data<float>()[counts_[0] - 1] == static_cast<float>(ranks * (ranks + 1) / 2),

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::bench {
 
@@ -78,8 +79,7 @@ std::vector<Player> players_of(const Contest& contest, Outcome& outcome, bool at
     players.emplace_back(at_the_same_time ? role : std::string(), contestant, answers, contest);
   };
   add("ours", contest.ours, outcome.ours);
-  for (std::size_t i = 0; i < contest.peers.size(); ++i)
-    add(fmt::format("peer {}", i), contest.peers[i], outcome.peers[i]);
+  for (const std::size_t i : indices(contest.peers)) add(fmt::format("peer {}", i), contest.peers[i], outcome.peers[i]);
   if (contest.limit) add("limit", *contest.limit, *outcome.limit);
   return players;
 }
@@ -145,13 +145,13 @@ std::vector<Outcome> hold_apart(const std::vector<Contest>& contests) {
   std::vector<Outcome> outcomes(contests.size());
   std::vector<std::vector<Player>> players;
   std::size_t turns = 0;
-  for (std::size_t i = 0; i < contests.size(); ++i) {
+  for (const std::size_t i : indices(contests)) {
     players.push_back(players_of(contests[i], outcomes[i], false));
     turns = std::max(turns, players.back().size());
   }
   Sides sides;
   const auto turn = [&](std::size_t place, const auto& rounds_of) {
-    for (std::size_t i = 0; i < contests.size(); ++i) {
+    for (const std::size_t i : indices(contests)) {
       if (place >= players[i].size() || !outcomes[i].ours.ok() || rounds_of(contests[i]) == 0) continue;
       Player& player = players[i][place];
       sides.stop_all_but(player.key());
@@ -160,7 +160,7 @@ std::vector<Outcome> hold_apart(const std::vector<Contest>& contests) {
     }
   };
   turn(0, [](const Contest& contest) { return (contest.rounds + 1) / 2; });
-  for (std::size_t place = 1; place < turns; ++place)
+  for (const std::size_t place : Numbers<std::size_t>(1, turns))
     turn(place, [](const Contest& contest) { return contest.rounds; });
   sides.stop_all();
   turn(0, [](const Contest& contest) { return contest.rounds / 2; });

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/gpu_ops.h"
 #include "tools/bench/models.h"
@@ -110,7 +111,7 @@ std::vector<Contest> step_contests(const StepModel& m, BenchRun& run) {
   const auto compiled =
       run.torch_contestants({"gpu_step.py", model}, fmt::format("{} {}", m.compile_mode, steps), kOnGpu);
   const auto eager = run.torch_contestants({"gpu_step.py", model}, fmt::format("eager {}", steps), kOnGpu);
-  for (std::size_t i = 0; i < compiled.size(); ++i) {
+  for (const std::size_t i : indices(compiled)) {
     captured.peers.push_back(compiled[i]);
     captured.peers.push_back(eager[i]);
   }

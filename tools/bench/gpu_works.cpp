@@ -9,6 +9,7 @@
 #include "runtime/op/core/rows.h"
 #include "runtime/op/rows/index_attrs.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 #include "tools/bench/child.h"
 #include "tools/bench/gpu_ops.h"
 #include "tools/bench/profiler_range.h"
@@ -148,7 +149,7 @@ json graph(const ProbeRun& run) {
   recorded->launch();
   const std::vector<float> replayed = to(cast(out, DType::f32), Device::cpu()).to_vector<float>();
   double apart = 0;
-  for (std::size_t i = 0; i < eager.size(); ++i)
+  for (const std::size_t i : indices(eager))
     apart = std::max(apart, static_cast<double>(std::abs(eager[i] - replayed[i])));
   check(apart == 0, "a recorded product and attention differ by {} from the same calls outside of the graph", apart);
   return {{"nodes", recorded->num_nodes()}, {"difference", apart}, {"cuDNN", facts()["cuDNN"]}};

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 #include "runtime/tensor/no_copy.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/child.h"
@@ -67,7 +68,7 @@ struct Distance {
 };
 Distance distance(const std::vector<double>& a, const std::vector<double>& b) {
   Distance d;
-  for (std::size_t i = 0; i < a.size(); ++i) {
+  for (const std::size_t i : indices(a)) {
     const double apart = std::abs(a[i] - b[i]) / std::abs(b[i]);
     d.mean += apart / static_cast<double>(a.size());
     d.largest = std::max(d.largest, apart);

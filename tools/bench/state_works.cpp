@@ -10,6 +10,7 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 #include "tools/bench/child.h"
 #include "tools/bench/contest.h"
 #include "tools/bench/training.h"
@@ -35,7 +36,7 @@ class SaveSide {
  public:
   SaveSide(const std::string& folder, std::int64_t tensors)
       : folder_((fs::path(folder) / fmt::format("sherd-bench-save-{}", ::getpid())).string()), saver_(*group_) {
-    for (std::int64_t i = 0; i < tensors; ++i) {
+    for (const std::int64_t i : up_to(tensors)) {
       slots_.push_back(std::make_unique<Slot>(fmt::format("w{:03}", i)));
       slots_.back()->set(full({kTensorBytes / 4}, static_cast<double>(i + 1)));
       state_.push_back({slots_.back()->name(), "param", slots_.back().get()});

@@ -25,6 +25,7 @@
 #include "runtime/op/core/dims.h"
 #include "runtime/op/core/host_reads.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 #include "tools/bench/profiler_range.h"
 #include "tools/bench/training.h"
 #include "tools/table/table.h"
@@ -220,7 +221,7 @@ class TrainRun {
   void step() {
     memory_.reset_peaks();
     loss_ = trainer_.train_step(next_++).loss.item<double>();
-    for (std::size_t c = 0; c < kNumCategories; ++c) peak_[c] = std::max(peak_[c], memory_.peak()[c]);
+    for (const std::size_t c : up_to(kNumCategories)) peak_[c] = std::max(peak_[c], memory_.peak()[c]);
     note_peak();
   }
   void note_peak() {
@@ -294,7 +295,7 @@ std::vector<std::int32_t> made_up_batches(const BenchModel& m, std::int64_t step
   const std::vector<float> drawn =
       random_uniform({rows, columns}, random_key(3, "batches", "data", 0), 0, 4).to_vector<float>();
   std::vector<std::int32_t> text(drawn.size());
-  for (std::size_t i = 0; i < text.size(); ++i) {
+  for (const std::size_t i : indices(text)) {
     const bool starts = static_cast<std::int64_t>(i) % columns == 0;
     const std::int64_t before = starts ? static_cast<std::int64_t>(i) / columns : text[i - 1];
     text[i] = static_cast<std::int32_t>((5 * before + 17 + static_cast<std::int64_t>(drawn[i])) % symbols);
@@ -333,7 +334,7 @@ Ready begin_loss(std::span<const std::string_view> args) {
             std::vector<double> losses;
             HostReads reads;
             const double seconds = seconds_of([&] {
-              for (std::int64_t i = 0; i < row.steps; ++i) {
+              for (const std::int64_t i : up_to(row.steps)) {
                 const Tensor text = reshape(narrow(all, 0, i, 1), {m.batch, m.sequence + 1});
                 const Tensor loss =
                     step->update(contiguous(narrow(text, 1, 0, m.sequence)), contiguous(narrow(text, 1, 1, m.sequence)))

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "runtime/exec/purpose.h"
+#include "runtime/tensor/indices.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/gather_attrs.h"
 
@@ -80,7 +81,7 @@ CpuShare share_cpus(std::span<const RankCpus> ranks, int rank) {
   };
   CpuShare result;
   int total = 0, least = kMaxThreads, most = 0;
-  for (std::size_t r = 0; r < ranks.size(); ++r) {
+  for (const std::size_t r : indices(ranks)) {
     const int threads = threads_of(ranks[r]), own = ranks[r].allowed.count();
     if (std::cmp_equal(r, rank)) result.threads = threads;
     if (threads > own)

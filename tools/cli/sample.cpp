@@ -6,6 +6,7 @@
 #include "nn/data/vocabulary.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/rows/ops.h"
+#include "runtime/tensor/indices.h"
 #include "tools/cli/command.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
@@ -31,7 +32,7 @@ std::int32_t draw(const std::vector<double>& logits, double temperature, double 
   double total = 0;
   for (double logit : logits) total += weights.emplace_back(std::exp((logit - *largest) / temperature));
   double left = uniform * total;
-  for (std::size_t i = 0; i < weights.size(); ++i)
+  for (const std::size_t i : indices(weights))
     if ((left -= weights[i]) < 0) return static_cast<std::int32_t>(i);
   return static_cast<std::int32_t>(weights.size()) - 1;
 }

@@ -14,6 +14,7 @@
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
+#include "runtime/tensor/indices.h"
 #include "tools/cli/command.h"
 #include "tools/cli/cpu_share.h"
 #include "tools/cli/dump_graph.h"
@@ -189,7 +190,7 @@ int train_threads(const TrainConfig& config, int ranks) {
   int status = kDone;  // of rank 0; the others have the same
   std::vector<std::exception_ptr> errors(groups.size());
   std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < groups.size(); ++r)
+  for (const std::size_t r : indices(groups))
     threads.emplace_back([&config, &errors, &status, r, group = std::move(groups[r])] {
       RankScope scope;
       try {

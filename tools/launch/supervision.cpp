@@ -17,6 +17,7 @@
 #include <functional>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 #include "tools/launch/process_tree.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/stop_signals.h"
@@ -121,7 +122,7 @@ void Supervision::wait_for_events() {
   const std::int64_t most = looks_for_frozen() ? stopped_.interval().count() : 60'000;
   const auto wait_ms = std::chrono::ceil<milliseconds>(wait).count();
   ::poll(polls.data(), polls.size(), static_cast<int>(std::clamp<std::int64_t>(wait_ms, 0, most)));
-  for (std::size_t i = 0; i < polls.size(); ++i)
+  for (const std::size_t i : indices(polls))
     if (polls[i].revents != 0) actions[i]();
 }
 
@@ -355,7 +356,7 @@ void say_on_error_stream(const std::string& text) {
 StartOutcome Supervision::run() {
   if (options_.survive) survival_ = start_.watch_replicas();
   has_children_ = true;
-  for (int rank = 0; rank < start_.num_ranks(); ++rank) ranks_.push_back(start_.start(rank, relay_, survival_.get()));
+  for (const int rank : up_to(start_.num_ranks())) ranks_.push_back(start_.start(rank, relay_, survival_.get()));
   while (has_children_) {
     wait_for_events();
     look_after_replicas();

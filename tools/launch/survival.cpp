@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 #include "tools/train/generations.h"
 
 namespace sherd {
@@ -51,7 +52,7 @@ bool Survival::is_known() {
 }
 
 int Survival::replica_of(int rank) const {
-  for (std::size_t i = 0; i < replicas_.size(); ++i)
+  for (const std::size_t i : indices(replicas_))
     if (std::ranges::find(replicas_[i].ranks, rank) != replicas_[i].ranks.end()) return static_cast<int>(i);
   return -1;
 }
@@ -132,7 +133,7 @@ bool Survival::is_ready(const Replica& replica) {
 std::vector<std::string> Survival::admit(Clock::time_point now) {
   std::vector<std::string> lines;
   if (is_over_) return lines;
-  for (std::size_t i = 0; i < replicas_.size(); ++i) {
+  for (const std::size_t i : indices(replicas_)) {
     Replica& replica = replicas_[i];
     if (replica.state != State::starting || !is_ready(replica)) continue;
     replica.state = State::member;
