@@ -34,35 +34,24 @@ Fingerprint Fingerprint::of_pair(CommOp op, std::int64_t sequence, int lane, int
   Fingerprint call;
   call.mix(static_cast<std::uint64_t>(sequence));
   call.name_call(op, sequence, lane, members);
-  call.append(op == CommOp::send ? " to rank " : " from rank ");
-  call.append(std::int64_t{peer});
+  call.append_all(op == CommOp::send ? " to rank " : " from rank ", std::int64_t{peer});
   return call;
 }
 
 void Fingerprint::name_call(CommOp op, std::int64_t sequence, int lane, std::string_view members) {
-  append(name(op));
-  append(" #");
-  append(sequence);
-  if (!members.empty()) append(" of ");
-  append(members);
-  if (lane != 0) {
-    append(" of lane ");
-    append(std::int64_t{lane});
-  }
+  append_all(name(op), " #", sequence, members.empty() ? "" : " of ", members);
+  if (lane != 0) append_all(" of lane ", std::int64_t{lane});
   name_subject(current_subject(), current_part());
 }
 
 void Fingerprint::name_subject(std::string_view subject, std::string_view part) {
   if (subject.empty()) return;
   mix_text(subject);
-  append(" for ");
-  if (subject.size() > kSubjectSize) append("...");
-  append(subject.substr(subject.size() - std::min(subject.size(), kSubjectSize)));
+  append_all(" for ", subject.size() > kSubjectSize ? "..." : "",
+             subject.substr(subject.size() - std::min(subject.size(), kSubjectSize)));
   if (part.empty()) return;
   mix_text(part);
-  append(" ");
-  append(part.substr(0, kSubjectPartSize));
-  if (part.size() > kSubjectPartSize) append("...");
+  append_all(" ", part.substr(0, kSubjectPartSize), part.size() > kSubjectPartSize ? "..." : "");
 }
 
 void Fingerprint::mix_text(std::string_view text) { mix(fnv1a(text, 0)); }
@@ -78,17 +67,9 @@ void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts, DT
     ++num_hidden_;
     return;
   }
-  append(is_first ? " [" : "; ");
-  append(sherd::name(dtype));
-  if (source_dtype != dtype) {
-    append(" from ");
-    append(sherd::name(source_dtype));
-  }
-  if (blocks != 1) {
-    append(" in ");
-    append(blocks);
-    append(" blocks");
-  }
+  append_all(is_first ? " [" : "; ", sherd::name(dtype));
+  if (source_dtype != dtype) append_all(" from ", sherd::name(source_dtype));
+  if (blocks != 1) append_all(" in ", blocks, " blocks");
   if (!counts.empty()) append(" x ");
   for (const std::size_t i : indices(counts)) {
     if (i > 0) append(",");
@@ -101,21 +82,13 @@ void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts, DT
 void Fingerprint::name_purpose() {
   const auto& [function, work, module] = current_purpose();
   if (function.empty() && work.empty()) return;
-  append(" (");
-  append(work);
-  if (!module.empty()) append(" at ");
-  append(module);
-  if (!work.empty() && !function.empty()) append(" in ");
-  append(function);
-  append(")");
+  append_all(" (", work, module.empty() ? "" : " at ", module, work.empty() || function.empty() ? "" : " in ", function,
+             ")");
 }
 
 void Fingerprint::end_list() {
   if (num_parts_ == 0) append(" [");
-  if (num_hidden_ == 0) return;
-  append("; ");
-  append(num_hidden_);
-  append(" more");
+  if (num_hidden_ > 0) append_all("; ", num_hidden_, " more");
 }
 
 void Fingerprint::close() {
@@ -129,9 +102,7 @@ void Fingerprint::close_without_list() { name_purpose(); }
 void Fingerprint::close_with_root(int root) {
   mix(static_cast<std::uint64_t>(root));
   end_list();
-  append(" root ");
-  append(std::int64_t{root});
-  append("]");
+  append_all(" root ", std::int64_t{root}, "]");
   name_purpose();
 }
 
@@ -139,10 +110,7 @@ void Fingerprint::close_with_reduction(const ReduceOptions& options) {
   mix(static_cast<std::uint64_t>(options.kind));
   mix(std::bit_cast<std::uint64_t>(options.scale));
   end_list();
-  append(" ");
-  append(sherd::name(options.kind));
-  if (options.scale != 1.0) append(fmt::format(" times {}", options.scale));
-  append("]");
+  append_all(" ", sherd::name(options.kind), options.scale == 1 ? "" : fmt::format(" times {}", options.scale), "]");
   name_purpose();
 }
 

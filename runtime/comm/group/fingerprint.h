@@ -44,6 +44,7 @@ class Fingerprint {
   void mix(std::uint64_t word);
   void append(std::string_view text);
   void append(std::int64_t number);
+  void append_all(const auto&... parts) { (append(parts), ...); }
 
   std::uint64_t hash_ = 0;
   std::size_t size_ = 0;
