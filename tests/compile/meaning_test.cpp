@@ -224,6 +224,14 @@ TEST(Meaning, TablesHaveOne) {
          std::swap(p.nodes[0], p.nodes.back());
          std::swap(p.nodes[1], p.nodes.back());
        }},
+      {"values from outside",
+       [](Program& p) {
+         static constinit const Op let_go{.name = "let_go",
+                                          .infer = [](const InferCall&) { return Metas{}; },
+                                          .traits = {.effect = true},
+                                          .residency = {.releases = 1u << 0}};
+         add(p, let_go, {whole(2)}, {}).releases = {2};
+       }},
       {"units", [](Program& p) { p.units[0] = "c full"; }},
       {"settings", [](Program& p) { p.settings[0].text = "divides by 4"; }},
       {"settings", [](Program& p) { p.settings[0].name = "b"; }},

@@ -77,8 +77,8 @@ class Meanings : NoCopy {
 
 /// Throws Error naming what the step leaves differently, and the first node that does something that `before` does
 /// not, unless `after` means what `before` does: results with their layouts, what slots get, bytes written in place,
-/// guards, and the tables of slots, settings, layouts, units and constants. Passes that are checked one after the other
-/// against one program share its meanings.
+/// guards, units that it leaves gathered, and the tables of slots, settings, layouts, units and constants. Passes that
+/// are checked one after the other against one program share its meanings.
 void check_same_meaning(const Meanings& before, const Program& after);
 inline void check_same_meaning(const Program& before, const Program& after) {
   check_same_meaning(Meanings(before), after);

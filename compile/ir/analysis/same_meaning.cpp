@@ -77,19 +77,26 @@ void check_entries(std::string_view what, const List& before, const List& after)
   check_lists(what, before, after, [](const auto& a, const auto& b) { return a == b; });
 }
 
-/// What a value demands of what it is bound to.
+/// What a value demands of what it is bound to, and whether it leaves data there.
 struct Outside {
   ValueKind kind;
   int source;
   std::int64_t bytes;
-  bool is_absent;
+  bool is_absent, is_left_absent;
   friend auto operator<=>(const Outside&, const Outside&) = default;
 };
 
 std::vector<Outside> values_from_outside(const Program& program) {
+  std::vector<bool> is_absent;  // by value, after the nodes so far
+  for (const Value& v : program.values) is_absent.push_back(v.is_absent);
+  for (const GraphNode& node : program.nodes) {
+    for (const ValueId v : node.restores) is_absent[static_cast<std::size_t>(v)] = false;
+    for (const ValueId v : node.releases) is_absent[static_cast<std::size_t>(v)] = true;
+  }
   std::vector<Outside> all;
-  for (const Value& v : program.values)
-    if (v.kind != ValueKind::temporary) all.push_back({v.kind, v.source, v.bytes, v.is_absent});
+  for (std::size_t i = 0; i < is_absent.size(); ++i)
+    if (const Value& v = program.values[i]; v.kind != ValueKind::temporary)
+      all.push_back({v.kind, v.source, v.bytes, v.is_absent, is_absent[i]});
   return all;
 }
 
