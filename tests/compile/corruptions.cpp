@@ -138,21 +138,6 @@ bool take_attributes_of_another(Program& program, Dice& dice) {
   return true;
 }
 
-// A digit of the text becomes another one, or true becomes false.
-std::string altered(std::string text, Dice& dice) {
-  const std::size_t start = dice.below(text.size());
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const std::size_t at = (start + i) % text.size();
-    if (text.compare(at, 4, "true") == 0) return text.replace(at, 4, "false");
-    if (text.compare(at, 5, "false") == 0) return text.replace(at, 5, "true");
-    const bool in_name = at > 0 && (std::isalpha(static_cast<unsigned char>(text[at - 1])) || text[at - 1] == '#');
-    if (!std::isdigit(static_cast<unsigned char>(text[at])) || in_name) continue;
-    text[at] = text[at] == '9' ? '8' : static_cast<char>(text[at] + 1);
-    return text;
-  }
-  return text;
-}
-
 // What no text names is no mistake of a text.
 bool change_an_attribute(Program& program, Dice& dice) {
   GraphNode& node = program.nodes[any_node(program, dice)];
@@ -420,6 +405,20 @@ bool change_a_guard(Program& program, Dice& dice) {
 }
 
 }  // namespace
+
+std::string altered(std::string text, Dice& dice) {
+  const std::size_t start = dice.below(text.size());
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const std::size_t at = (start + i) % text.size();
+    if (text.compare(at, 4, "true") == 0) return text.replace(at, 4, "false");
+    if (text.compare(at, 5, "false") == 0) return text.replace(at, 5, "true");
+    const bool in_name = at > 0 && (std::isalpha(static_cast<unsigned char>(text[at - 1])) || text[at - 1] == '#');
+    if (!std::isdigit(static_cast<unsigned char>(text[at])) || in_name) continue;
+    text[at] = text[at] == '9' ? '8' : static_cast<char>(text[at] + 1);
+    return text;
+  }
+  return text;
+}
 
 const std::vector<Corruption>& corruptions() {
   static const std::vector<Corruption> all{

@@ -30,4 +30,7 @@ struct Corruption {
 
 const std::vector<Corruption>& corruptions();
 
+/// A digit of the text becomes another one, or true becomes false.
+std::string altered(std::string text, Dice& dice);
+
 }  // namespace sherd::testing

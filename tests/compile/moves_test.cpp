@@ -9,7 +9,7 @@
 #include "compile/ir/verify.h"
 #include "compile/passes/place_eager.h"
 #include "compile/passes/ssa.h"
-#include "tests/compile/corruptions.h"
+#include "tests/compile/plan_corruptions.h"
 #include "tests/compile/recorded_step.h"
 
 namespace sherd::testing {
@@ -17,30 +17,6 @@ namespace {
 
 constexpr std::uint64_t kSeed = 20261123;
 constexpr int kMoves = 60;  // of each of five programs
-
-bool overlap(const TensorRef& a, const TensorRef& b) {
-  if (!a.defined() || a.value != b.value) return false;
-  const auto [a_first, a_last] = a.extent();
-  const auto [b_first, b_last] = b.extent();
-  const bool some_is_empty = a_first == a_last || b_first == b_last;
-  return some_is_empty || (a_first < b_last && b_first < a_last);
-}
-
-bool writes_what_other_touches(const GraphNode& a, const GraphNode& b) {
-  const auto touches = [&](const TensorRef& written) {
-    return std::any_of(b.in.begin(), b.in.end(), [&](const TensorRef& ref) { return overlap(ref, written); }) ||
-           std::any_of(b.out.begin(), b.out.end(), [&](const TensorRef& ref) { return overlap(ref, written); });
-  };
-  return std::any_of(a.out.begin(), a.out.end(), touches);
-}
-
-// Rows with effects, collectives and waits have orders of their own; arguments may share bytes with one another, here
-// they do not.
-bool is_plain(const GraphNode& node) { return !node.op->traits.effect && !node.op->traits.collective; }
-
-bool are_independent(const GraphNode& a, const GraphNode& b) {
-  return is_plain(a) && is_plain(b) && !writes_what_other_touches(a, b) && !writes_what_other_touches(b, a);
-}
 
 struct Move {
   std::size_t node, to;

@@ -4,6 +4,7 @@
 
 #include "compile/capture/capture.h"
 #include "compile/passes/pass.h"
+#include "compile/run/fit.h"
 #include "compile/run/replay.h"
 #include "nn/models/gpt.h"
 #include "nn/models/llama.h"
@@ -148,6 +149,7 @@ Outcome RecordedStep::run(const Program& program) const {
   outcome.peaks = accounting.peak();
   outcome.peak = accounting.total_peak();
   context.drain_queues();
+  outcome.left = accounting.current();
   outcome.results = bits_of_all(results);
   outcome.slots = bits_of_slots();
   outcome.gradients = bits_of_gradients();
@@ -163,6 +165,19 @@ int RecordedStep::count(bool here) const {
   int count = 0;
   for (const std::int64_t one : all) count += one != 0;
   return count;
+}
+
+Program planned(const RecordedStep& step, int percent) {
+  const std::vector<Pass> passes = standard_passes();
+  for (;; percent += 5) {
+    try {
+      return fit_program(step.recorded(),
+                         {.budget = fmt::format("{}%", percent), .passes = passes, .group = &step.group()})
+          .program;
+    } catch (const Error&) {
+      if (percent >= 100) throw;
+    }
+  }
 }
 
 std::vector<StepCase> step_cases() {

@@ -20,6 +20,7 @@ struct Outcome {
   std::vector<std::vector<std::byte>> results, slots, gradients, arguments;
   CategoryBytes peaks{};
   std::int64_t peak = 0;
+  CategoryBytes left{};  // held at the end
   bool same_bits_as(const Outcome& other) const {
     return results == other.results && slots == other.slots && gradients == other.gradients &&
            arguments == other.arguments;
@@ -54,6 +55,9 @@ class RecordedStep {
   std::vector<std::vector<std::byte>> state_;       // by slot of the rank context
   std::vector<std::vector<std::byte>> given_bits_;  // by argument
 };
+
+/// Collective: the program of the least budget that the step reaches, from this one in percent on, in steps of 5.
+Program planned(const RecordedStep& step, int percent);
 
 struct StepCase {
   const char* name;
