@@ -199,9 +199,11 @@ void CompiledStep::fit(Entry& entry, ProcessGroup* group) {
   entry.notes = fmt::format("{}", fmt::join(fitted.notes, "; "));
   entry.predicted = {entry.notes, fitted.footprint.most, fitted.footprint.peak + sum_beside, fitted.seconds, prices_};
   for (std::size_t c = 0; c < beside.size(); ++c) entry.predicted->bytes[c] += beside[c];
-  if (fitted.program == entry.graph.program) return;
-  entry.fitted = std::make_unique<const Graph>(Graph{std::move(fitted.program), entry.graph.live});
-  entry.interpreter = std::make_unique<Interpreter>(*entry.fitted);
+  if (fitted.program != entry.graph.program)
+    entry.fitted = std::make_unique<const Graph>(Graph{std::move(fitted.program), entry.graph.live});
+  const Predicted& predicted = *entry.predicted;
+  entry.interpreter = std::make_unique<Interpreter>(
+      entry.runs(), fmt::format("{} at most: {}", format_bytes(predicted.peak), describe(predicted.bytes)));
 }
 
 void CompiledStep::prepare() {
@@ -299,14 +301,7 @@ std::vector<Tensor> CompiledStep::run_replay(Entry& entry, std::span<const Tenso
   if (!entry.device || !entry.device->fits_units()) {
     const std::string obstacle = entry.device ? "gathered parameters are in memory" : entry.no_device;
     reason_ = obstacle.empty() ? "" : ": " + obstacle;
-    try {
-      return entry.interpreter->run(arguments);
-    } catch (OutOfMemory& error) {
-      if (entry.predicted)
-        error.add("predicted",
-                  fmt::format("{} at most: {}", format_bytes(entry.predicted->peak), describe(entry.predicted->bytes)));
-      throw;
-    }
+    return entry.interpreter->run(arguments);
   }
   std::vector<Tensor> results;
   try {

@@ -48,10 +48,11 @@ class Interpreter::Running : NoCopy {
   bool finished_ = false;
 };
 
-Interpreter::Interpreter(const ir::Graph& graph)
+Interpreter::Interpreter(const ir::Graph& graph, std::string predicted)
     : program_(graph.program),
       live_(graph.live),
       graph_(graph),
+      predicted_(std::move(predicted)),
       storages_(program_.values.size()),
       bases_(program_.values.size(), 0) {
   const auto handle = [](const TensorRef& ref) {
@@ -227,6 +228,7 @@ void Interpreter::execute(std::size_t index) {
       device_layer(call);
     }
   } catch (Error& error) {
+    if (!predicted_.empty() && dynamic_cast<const OutOfMemory*>(&error)) error.add("predicted", predicted_);
     error.add("replay", fmt::format("node {} of {}", index, program_.nodes.size()));
     rethrow_with_context(call, error);
   }

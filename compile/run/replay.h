@@ -3,6 +3,7 @@
 // as the recorded run, so the results are those of the program bit for bit.
 #include <functional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -13,8 +14,9 @@ namespace sherd {
 /// Keeps no bytes between runs, only its tables. Runs on the rank's own thread; blocks where the program's ops would.
 class Interpreter {
  public:
-  /// The graph's program is verified; the graph outlives this object and neither moves nor changes.
-  explicit Interpreter(const ir::Graph& graph);
+  /// The graph's program is verified; the graph outlives this object and neither moves nor changes. `predicted`: what
+  /// it was to hold at most, which an OutOfMemory of a run says, here and to the ranks that wait for this one.
+  explicit Interpreter(const ir::Graph& graph, std::string predicted = {});
 
   /// Arguments and slots must fit the graph (guard.h), and data of units that no node gathers must be there.
   /// Temporaries are allocated when first written, in their account, and freed after their last use; slots get their
@@ -49,6 +51,7 @@ class Interpreter {
   const ir::Program& program_;
   const ir::Live& live_;
   const ir::Graph& graph_;
+  const std::string predicted_;
   std::vector<Ref<Storage>> storages_;  // by value, during a run
   std::vector<std::int64_t> bases_;     // by value: bytes before an argument's first element
   struct Handles {

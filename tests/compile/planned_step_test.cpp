@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "compile/capture/capture.h"
+#include "compile/compile.h"
 #include "compile/ir/text/parse.h"
 #include "compile/ir/text/print.h"
 #include "compile/run/bind.h"
@@ -72,6 +73,7 @@ class PlannedTraining {
     optimizer_->step_and_clear();
     return {loss.detach(), norm.detach()};
   }
+  nn::Module& model() { return *model_; }
   void add_values(Floats& floats) const {
     for (const nn::Parameter* p : model_->parameters())
       floats.push_back(p->sharded_value().local().detach().to_vector<float>());
@@ -149,6 +151,42 @@ TEST(PlannedStep, TrainsOnARankThatHasNeverRecordedIt) {
     });
     EXPECT_TRUE(actual == expected);
   }
+}
+
+// Rank 1 has less room than its plan needs. Afterwards both go on, within the budget again.
+TEST(PlannedStep, AllRanksSayWhatTheOneHoldsThatHasNoMemory) {
+  std::string predicted;
+  const auto texts = by_rank<std::string>(2, [&](const Group& group) {
+    PlannedTraining training({false, 2, false}, group);
+    CompiledStep step([&](std::span<const Tensor> in) { return training.step(in); },
+                      {.group = group, .memory_budget = "85%"});
+    const auto make_steps = [&](int first, int last) {
+      for (int i = first; i < last; ++i) {
+        nn::set_step(i);
+        step(training.batch(i));
+      }
+    };
+    make_steps(0, kSteps);
+    EXPECT_EQ(step.mode(), CompiledStep::Mode::replay);
+    Allocator& allocator = RankContext::current().allocator();
+    std::string text;
+    if (group->rank() == 1) {
+      predicted = describe(step.predicted()->bytes);
+      allocator.set_limit((allocator.accounting().total() + step.predicted()->peak) / 2);
+    }
+    try {
+      make_steps(kSteps, kSteps + 1);
+    } catch (const Error& error) { text = error.what(); }
+    allocator.set_limit(0);
+    nn::reset_after_error(training.model());
+    make_steps(kSteps, 2 * kSteps);
+    EXPECT_EQ(step.mode(), CompiledStep::Mode::replay);
+    return text;
+  });
+  for (const std::string& text : texts)
+    for (const std::string& word :
+         {std::string("out of memory"), std::string("owners"), std::string("predicted"), predicted})
+      EXPECT_NE(text.find(word), std::string::npos) << word << " is not in " << text;
 }
 
 }  // namespace
