@@ -3,11 +3,12 @@
 
 Usage: tools/soak/restarts.py [--sherd build/release/bin/sherd] [--minutes 10] [--kill-after 5 20] [--ranks 2] [--seed N]
 
-For so many minutes one of its ranks is killed by SIGKILL, after 5 to 20 s at random, and again 5 to 20 s later, and so on,
-100 times at most; `--restarts 100 --backoff 0` are to start all ranks again. When they make steps once more the launcher
-is told to stop, and the same training runs undisturbed for as many steps as are saved then. It fails when a kill is not followed by
-a restart, or there are others, when the job ends with another status than that of a stop with a save, leaves a process behind, or makes
-no step any more, or when a loss or gradient norm of any step, or a byte of the last save, differs from the undisturbed run's.
+Its steps are captured and fit a memory budget. For so many minutes one of its ranks is killed by SIGKILL, after 5 to 20 s
+at random, and again 5 to 20 s later, and so on, 100 times at most; `--restarts 100 --backoff 0` are to start all ranks again.
+When they make steps once more the launcher is told to stop, and the same training runs undisturbed, in eager steps, for as many
+as are saved then. It fails when a kill is not followed by a restart, or there are others, when the job ends with another status
+than that of a stop with a save, leaves a process behind, or makes no step any more, or when a loss or gradient norm of any step,
+or a byte of the last save, differs from the undisturbed run's.
 Needs nothing but Python and the program. `--min-ranks` and other flags are tested in tests/tools/restart_test.cpp, jobs that
 end because their work is done by faults.py.
 """
@@ -77,7 +78,8 @@ def kill_a_rank(job, rng):
 
 def disturbed(options, folder, rng):
     """The number of steps."""
-    flags = ["--save-minutes", str(options.kill_after[0] / 60 / 4)]  # four saves in the least time
+    flags = ["--save-minutes", str(options.kill_after[0] / 60 / 4),  # four saves in the least time
+             "--compile", "--memory-budget", "80%"]
     job = training(options, folder, ENDLESS, ["--restarts", str(MOST_KILLS), "--backoff", "0"], flags)
     kills, end = 0, time.monotonic() + 60 * options.minutes
     try:
