@@ -16,6 +16,13 @@
 
 namespace sherd::nn {
 
+namespace {
+// Backward runs so often in a step; where ranks have unlike numbers of leaves, none has more.
+std::int64_t count_passes(const TrainingPlan& plan, std::int64_t data_ranks) {
+  return plan.numerics.layout_free() ? (plan.leaves + data_ranks - 1) / data_ranks : plan.micro_batches;
+}
+}  // namespace
+
 UnitPolicy unit_policy(const TrainingPlan& plan, const PlanFacts& facts) {
   UnitPolicy policy = plan.strategy.value();
   if (plan.reshard_after_forward != ReshardAfterForward(true))
@@ -37,7 +44,11 @@ AppliedPlan apply(const TrainingPlan& plan, const PlanFacts& facts, Module& mode
   if (mesh.tensor()) parallelize(model, *mesh.tensor(), styles);
   if (plan.recompute != "none") recompute_blocks(model, plan.recompute.value());
   AppliedPlan applied;
-  if (plan.fully_shard) applied.units = shard_units(model, mesh.data(), plan.units.value(), unit_policy(plan, facts));
+  if (plan.fully_shard) {
+    UnitPolicy policy = unit_policy(plan, facts);
+    policy.passes_that_wait = static_cast<int>(count_passes(plan, mesh.num_data_ranks())) - 1;
+    applied.units = shard_units(model, mesh.data(), plan.units.value(), policy);
+  }
   for (const UnitHandle& unit : applied.units) {
     if (!plan.gather.is_exact()) unit.set_gather_transform(int8_gather());
     if (!plan.reduce.is_exact()) unit.set_custom_reduce(int8_reduce());

@@ -50,7 +50,9 @@ void GradientArrival::layout_changed() {
 
 // A step that was recorded before there was anywhere to hold gradients does not look for them.
 void GradientArrival::settings_changed() {
-  if (settings_.facts.holds() && !held_) held_ = std::make_unique<HeldGradients>(pieces_, settings_.facts.sums_in_tree);
+  const int passes = settings_.facts.accumulated == ShardedOver::none ? settings_.passes_that_wait : 0;
+  if ((settings_.facts.holds() || passes > 0) && !held_)
+    held_ = std::make_unique<HeldGradients>(pieces_, settings_.facts.sums_in_tree, passes + 1);
   settings_.knobs.set<&ReductionKnobs::hold_levels>(held_ ? held_->levels() : 0);
 }
 

@@ -1,6 +1,7 @@
 #include "nn/parallel/shard/reduce/held_gradients.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "runtime/op/unit/buffer_views.h"
 
@@ -41,15 +42,15 @@ UnitLayoutPtr layout_of_adding(UnitLayout layout) {
 
 }  // namespace
 
-HeldGradients::HeldGradients(const UnitPieces& unit, bool is_tree) : unit_(unit), is_tree_(is_tree) {
-  level(0);
+HeldGradients::HeldGradients(const UnitPieces& unit, bool is_tree, int passes) : unit_(unit), is_tree_(is_tree) {
+  level(is_tree ? std::bit_width(static_cast<unsigned>(passes)) - 1U : 0U);
   if (std::ranges::any_of(unit.layout().pieces, is_narrow)) wide_ = layout_of_held(unit.layout());
   if (!is_apart()) return;
   local_ = layout_of_adding(unit.layout());
   joined_ = wide_ ? layout_of_adding(*wide_) : local_;
 }
 
-// Made when passes first reach it.
+// Made when passes first reach it, if nobody has known of them.
 HeldGradients::Level& HeldGradients::level(std::size_t k) {
   while (levels_.size() <= k) {
     const std::string digit = levels_.empty() ? "" : fmt::format(".{}", std::size_t{1} << levels_.size());

@@ -25,8 +25,9 @@ namespace sherd::nn {
 
 class HeldGradients {
  public:
-  /// Holds gradients of `unit`, which outlives this. Ranks that make them alike use the same names.
-  HeldGradients(const UnitPieces& unit, bool is_tree);
+  /// Holds gradients of `unit`, which outlives this, with places for the sums of so many `passes`; of more they are
+  /// made as passes reach them. Ranks that make them alike use the same names.
+  HeldGradients(const UnitPieces& unit, bool is_tree, int passes);
 
   /// Whether a sum of this piece waits; and that sum.
   bool has(std::size_t piece) const { return gradient(piece).defined(); }

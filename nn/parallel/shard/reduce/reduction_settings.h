@@ -9,9 +9,10 @@ namespace sherd::nn {
 
 struct ReductionSettings {
   HostState<ReductionKnobs> knobs;
-  UnitReduce reduce{};   ///< null: one row
-  AllReduceHook hook{};  ///< null: none
-  Route::Facts facts{};  ///< alike for all pieces: those of the unit, and what is set
+  UnitReduce reduce{};       ///< null: one row
+  AllReduceHook hook{};      ///< null: none
+  int passes_that_wait = 0;  ///< of a step, as far as is known
+  Route::Facts facts{};      ///< alike for all pieces: those of the unit, and what is set
 
   ReductionSettings(const UnitBuffers& buffers, int num_ranks)
       : knobs([](const void* unit) { return label_of(static_cast<const UnitPieces*>(unit)->layout()); },

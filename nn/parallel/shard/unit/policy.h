@@ -84,6 +84,10 @@ struct UnitPolicy {
   /// Error where shards add up, for reductions of the program's own, set_requires_all_reduce(false) and gradients that
   /// are sums over the data ranks.
   bool sums_in_tree = false;
+  /// Passes of a step that leave their full gradients to a later one (set_requires_gradient_sync(false)), where that is
+  /// known: the places for their sums are there from the beginning, as a step that was captured elsewhere wants them.
+  /// Else the first such passes make them.
+  int passes_that_wait = 0;
   /// An Error on a mesh of one axis: the strategy is about replicas.
   bool needs_replicas = false;
   /// Default: true, but false for the root, whose parameters backward needs first. Where parameters are sharded over

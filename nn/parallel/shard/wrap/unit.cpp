@@ -37,6 +37,8 @@ Unit::Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& poli
   if (is_replicated) set<&ReductionKnobs::max_reductions>(kAnyNumber);
   else set<&ReductionKnobs::accumulated>(policy.gradients);
   if (policy.sums_in_tree) set<&ReductionKnobs::sums_in_tree>(true);
+  settings_.passes_that_wait = policy.passes_that_wait;
+  arrival_.settings_changed();
   if (policy.reduce_unused) set<&ReductionKnobs::reduces_unused>(true);
 }
 
