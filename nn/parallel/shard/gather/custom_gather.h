@@ -13,6 +13,7 @@ class CustomGather {
  public:
   explicit CustomGather(std::shared_ptr<UnitGather> gather) : gather_(std::move(gather)) {}
 
+  void materialize(const UnitLayout& unit, Device device) const { gather_->materialize(unit, device); }
   bool is_started() const { return started_.has_value(); }
   /// Whether `full` holds what finish() put there of the present shards. What a replay puts there counts as another.
   bool is_current(const Tensor& shards, const Tensor& full) const;

@@ -84,7 +84,9 @@ void TransformedGather::lay_out(const UnitLayout& unit) {
   encoded_ = Tensor();
 }
 
-void TransformedGather::make_buffer(Device device) {
+void TransformedGather::materialize(const UnitLayout& unit, Device device) {
+  if (&unit != unit_.get()) lay_out(unit);  // its parameters have another type now
+  if (encoded_.defined()) return;
   Ref<Storage> storage = Storage::released(layout_->full_bytes, MemoryCategory::communication, device);
   storage->owner = this;
   const Shape shape{layout_->full_bytes};
@@ -112,8 +114,7 @@ void TransformedGather::encode(const UnitLayout& unit, std::size_t piece, const 
 }
 
 void TransformedGather::start(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
-  if (&unit != unit_.get()) lay_out(unit);  // its parameters have another type now
-  if (!encoded_.defined()) make_buffer(full.device());
+  materialize(unit, full.device());
   const Tensor encoded = communication_buffer(layout_->shard_bytes, full.device());
   for (const std::size_t i : indices(unit.pieces)) encode(unit, i, shards, encoded);
   start_gather(*layout_, encoded, encoded_);

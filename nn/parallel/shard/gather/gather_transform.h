@@ -26,6 +26,7 @@ class TransformedGather final : public UnitGather, public StorageOwner {
   /// Layout of the encoded tensors; a gather moves its full_bytes without the padding.
   const UnitLayout& encoded_layout() const { return *layout_; }
 
+  void materialize(const UnitLayout& unit, Device device) override;
   void start(const UnitLayout& unit, const Tensor& shards, const Tensor& full) override;
   void finish(const UnitLayout& unit, const Tensor& shards, const Tensor& full) override;
   void cancel() override;
@@ -41,7 +42,6 @@ class TransformedGather final : public UnitGather, public StorageOwner {
     std::vector<Shape> shapes{};
   };
   void lay_out(const UnitLayout& unit);
-  void make_buffer(Device device);
   void encode(const UnitLayout& unit, std::size_t piece, const Tensor& shards, const Tensor& encoded) const;
   void decode(const UnitLayout& unit, std::size_t piece, const Tensor& full) const;
 

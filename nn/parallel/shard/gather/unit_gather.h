@@ -24,6 +24,8 @@ class UnitGather : NoCopy {
  public:
   virtual ~UnitGather() = default;
 
+  /// The unit has memory on `device` from now on: makes storages that rows name, without bytes.
+  virtual void materialize(const UnitLayout& unit, Device device) { (void)unit, (void)device; }
   /// Submits what may overlap with compute. Not called again before finish() or cancel().
   virtual void start(const UnitLayout& unit, const Tensor& shards, const Tensor& full) = 0;
   /// After this `full` has its bytes, by start_gather() or restore_unit(), and rows or a queue fill them: who reads

@@ -57,6 +57,7 @@ void UnitLevels::materialize(Device device) {
   if (pieces_.owned()) shard_version_ = add_place(0, " shards");
   forget_replicas();
   if (slices_) slices_->materialize(owner_, device);
+  if (custom_) custom_->materialize(layout, device);
 }
 
 void UnitLevels::layout_changed() {
@@ -94,6 +95,7 @@ void UnitLevels::set_gather(std::shared_ptr<UnitGather> gather) {
         "ranks: reshard to all, or to none",
         name, slices_ ? slices_->ranks() : 0);
   custom_ = gather && pieces_.layout().shards > 1 ? std::make_unique<CustomGather>(std::move(gather)) : nullptr;
+  if (custom_ && !is_meta()) custom_->materialize(pieces_.layout(), device());
 }
 
 void UnitLevels::set_slices(const std::optional<DeviceMesh>& split) {
