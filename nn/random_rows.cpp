@@ -3,11 +3,13 @@
 //
 //   @random_step  i64[]     step
 //   @random_calls i64[64]   calls x 2^32, by row     draw = step + calls[r];  calls[r] += 2^32
+//   @random_call  i64[]     2^32
 //   @random_calls_kept      the same as of the last update, or 0: what a step that was left goes back to
 #include "nn/random_rows.h"
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -33,25 +35,23 @@ const MadeOnAsking rows_of_rank([] { rank_rows(); });
 
 class Counters final : public Slot {
  public:
-  Counters() : Slot("random_step"), calls_("random_calls"), kept_("random_calls_kept") {
+  Counters() : Slot("random_step"), calls_("random_calls"), kept_("random_calls_kept"), one_call_("random_call") {
     set(Tensor::scalar(0, DType::i64));
     for (Slot* slot : {&calls_, &kept_}) {
       slot->set(zeros({kFirstPlaces}, DType::i64));
       slot->set_of_step();
     }
-    one_call_ = full({}, kOneCall, DType::i64);
+    one_call_.set(full({}, kOneCall, DType::i64));
   }
   void move_to(Device device) {
     if (value().device() == device || device.is_meta()) return;
     set(to(value(), device));
-    for (Slot* slot : {&calls_, &kept_}) slot->set(to(slot->value(), device));
-    one_call_ = to(one_call_, device);
+    for (Slot* slot : {&calls_, &kept_, &one_call_}) slot->set(to(slot->value(), device));
   }
   void restart() {
     if (!has_rows() && freed_.empty()) return;
     for (Slot* slot : {&calls_, &kept_}) fill_into(slot->value(), 0);
-    unused_.insert(unused_.end(), freed_.begin(), freed_.end());
-    freed_.clear();
+    unused_.merge(freed_);
   }
   /// Numbers of parts that are set for long are not negative.
   void begin_part(const BatchPart& part, std::int64_t number) {
@@ -73,17 +73,12 @@ class Counters final : public Slot {
   void set_part(const std::optional<BatchPart>& part) {
     if (drawn_by_.set_unseen<&DrawnBy::part>(part)) drawn_by_.set<&DrawnBy::which_part>(number_of(part));
   }
-  /// A number of its own for a row; its count is 0.
+  /// A number of its own for a row, the smallest that is free, as on a rank that begins; its count is 0.
   std::int64_t take() {
-    if (!unused_.empty()) {
-      const std::int64_t place = unused_.back();
-      unused_.pop_back();
-      return place;
-    }
+    if (!unused_.empty()) return unused_.extract(unused_.begin()).value();
     // A captured step must not reset a count: a replay would do so at every call.
     if (!freed_.empty() && !RankContext::current().capture) {
-      const std::int64_t place = freed_.back();
-      freed_.pop_back();
+      const std::int64_t place = freed_.extract(freed_.begin()).value();
       for (Slot* slot : {&calls_, &kept_}) fill_into(element_of(*slot, place), 0);
       return place;
     }
@@ -91,7 +86,7 @@ class Counters final : public Slot {
     return taken_++;
   }
   void give_back(std::int64_t place) {
-    freed_.push_back(place);
+    freed_.insert(place);
     note_rows();
   }
   /// A module may be destroyed after its rank's scope, or on another thread.
@@ -103,7 +98,7 @@ class Counters final : public Slot {
   Tensor next(std::int64_t place) {
     const Tensor calls = element_of(calls_, place);
     Tensor draw = add(value(), calls);
-    copy_into(calls, one_call_, true);
+    copy_into(calls, one_call_.value(), true);
     return draw;
   }
 
@@ -133,11 +128,11 @@ class Counters final : public Slot {
   HostState<DrawnBy> drawn_by_{[](const void*) { return std::string("random rows"); }, this};
   Slot calls_;
   Slot kept_;  // as of the last update
-  Tensor one_call_;
+  Slot one_call_;
   std::array<NumberedPart, kPartsKept> parts_{};  // that set_batch_part() was given; unset is 0 from the beginning
   std::int64_t next_part_ = 1;
   std::int64_t taken_ = 0;
-  std::vector<std::int64_t> freed_, unused_;  // places of rows that are gone; of these, whose count is 0 again
+  std::set<std::int64_t> freed_, unused_;  // places of rows that are gone; of these, whose count is 0 again
 };
 
 std::shared_ptr<Slot>& counters_slot() {
@@ -155,17 +150,26 @@ RandomCalls::~RandomCalls() {
     if (const std::shared_ptr<Slot> counters = place.counters.lock()) as_counters(*counters).give_back(place.number);
 }
 
+std::int64_t RandomCalls::place_in(const std::shared_ptr<Slot>& counters) {
+  const auto known = std::ranges::find_if(places_, [&](const Place& p) { return p.counters.lock() == counters; });
+  if (known != places_.end()) return known->number;
+  std::erase_if(places_, [](const Place& p) { return p.counters.expired(); });
+  const std::int64_t number = as_counters(*counters).take();
+  places_.push_back({counters, number});
+  as_counters(*counters).note_rows();
+  return number;
+}
+
+void RandomCalls::take_place() {
+  if (RankContext::current_or_null()) place_in(counters_slot());
+}
+
 Tensor RandomCalls::next(Device device) {
   const std::shared_ptr<Slot>& slot = counters_slot();
   Counters& counters = as_counters(*slot);
   counters.move_to(device);
-  auto place = std::ranges::find_if(places_, [&](const Place& p) { return p.counters.lock() == slot; });
-  if (place == places_.end()) {
-    std::erase_if(places_, [](const Place& p) { return p.counters.expired(); });
-    place = places_.insert(places_.end(), {slot, counters.take()});
-    counters.note_rows();
-  }
-  return device.is_meta() ? counters.value() : counters.next(place->number);  // shapes draw nothing
+  const std::int64_t place = place_in(slot);
+  return device.is_meta() ? counters.value() : counters.next(place);  // shapes draw nothing
 }
 
 Slot& random_step() { return *counters_slot(); }

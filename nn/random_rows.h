@@ -79,6 +79,9 @@ void take_back_random_calls(bool is_update_of_all);
 /// the eager one does.
 class RandomCalls : NoCopy {
  public:
+  /// Takes its place among the counts of this rank, if this thread has a rank; else, or on another one, its first call
+  /// does.
+  void take_place();
   ~RandomCalls();
   /// 0-d i64 on `device`: what the next call puts into its row's counter, made of the step and the calls before it. On
   /// the meta device nothing is counted.
@@ -90,6 +93,7 @@ class RandomCalls : NoCopy {
     std::weak_ptr<Slot> counters;
     std::int64_t number;
   };
+  std::int64_t place_in(const std::shared_ptr<Slot>& counters);
   std::vector<Place> places_;  // one, unless threads take turns
 };
 

@@ -5,7 +5,10 @@
 
 namespace sherd::nn {
 
-Dropout::Dropout(double p) : p_(p) { check(p >= 0 && p < 1, "dropout probability must be in [0, 1), got {}", p); }
+Dropout::Dropout(double p) : p_(p) {
+  check(p >= 0 && p < 1, "dropout probability must be in [0, 1), got {}", p);
+  if (p > 0) calls_.take_place();
+}
 
 Tensor Dropout::forward(const Tensor& x) {
   if (!training() || p_ == 0) return x;
