@@ -41,6 +41,7 @@ void Optimizer::abandon(std::string_view reason) noexcept { slots_->abandon(reas
 std::vector<OptimizerState> Optimizer::state() { return slots_->state(); }
 Slot& Optimizer::step_slot() { return slots_->step; }
 std::vector<OptimizerState> Optimizer::counts() { return slots_->counts(); }
+void Optimizer::prepare_steps_in_backward() { pieces_->add_hooks(); }
 void Optimizer::step_in_backward(const StepInBackward& options) { pieces_->ask(options); }
 
 void Optimizer::set_lr(double lr) {

@@ -78,6 +78,9 @@ class Optimizer : private UpdateRule, NoCopy {
   /// Until step() has returned all is torn: a pass that is left leaves parameters of two steps. Error if something is
   /// torn; in backward, if a parameter gets another gradient after its update.
   void step_in_backward(const StepInBackward& options = {});
+  /// Steps to come begin within backward: what the first of them would add to parameters for it is there now, so that
+  /// steps captured before it, also elsewhere, go on. Changes no step that asks for nothing.
+  void prepare_steps_in_backward();
   /// Also ends what step_in_backward() has asked for.
   void clear_gradients();
   void step_and_clear() {

@@ -242,19 +242,22 @@ Tensor StepInPieces::take_ahead(const StatePiece& piece) {
 bool StepInPieces::has_begun() const { return asked_.get<&Asked::wanted>() && in_backward_ && in_backward_->has_begun; }
 bool StepInPieces::is_updated(std::size_t i) const { return has_begun() && in_backward_->is_updated[i]; }
 
+void StepInPieces::add_hooks() {
+  if (in_backward_) return;
+  in_backward_ = std::make_unique<InBackward>();
+  for (std::size_t i = 0; i < slots_.parameters.size(); ++i)
+    slots_.parameter(i).on_grad_accumulated(
+        [this, alive = std::weak_ptr(alive_), i](Slot&) {
+          if (!alive.expired()) gradient_is_complete(i);
+        },
+        {.capturable = true});
+}
+
 void StepInPieces::ask(const StepInBackward& options) {
   if (const std::string reason = slots_.torn(); !reason.empty())
     fail("step_in_backward() is refused: {}; load a checkpoint of the model and the optimizer first", reason);
   forget_step_that_was_left();
-  if (!in_backward_) {
-    in_backward_ = std::make_unique<InBackward>();
-    for (const std::size_t i : indices(slots_.parameters))
-      slots_.parameter(i).on_grad_accumulated(
-          [this, alive = std::weak_ptr(alive_), i](Slot&) {
-            if (!alive.expired()) gradient_is_complete(i);
-          },
-          {.capturable = true});
-  }
+  add_hooks();
   asked_.set<&Asked::wanted>(true);
   asked_.set<&Asked::clears>(options.clears_gradients);
   const GradMode off(false);

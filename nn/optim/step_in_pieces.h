@@ -35,6 +35,8 @@ class StepInPieces {
   /// Marks all as torn, and ends the step for others, if `change` throws.
   void or_tear(const std::function<void()>& change);
 
+  /// Adds to all parameters what steps within backward need; once.
+  void add_hooks();
   /// The step to come begins within backward, see Optimizer::step_in_backward().
   void ask(const StepInBackward& options);
   /// Whether such a step has changed something; whether it has updated this parameter.
