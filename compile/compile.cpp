@@ -13,6 +13,7 @@
 #include "compile/run/device_replay.h"
 #include "compile/run/fit.h"
 #include "compile/run/footprint.h"
+#include "compile/run/guard.h"
 #include "compile/run/guards.h"
 #include "compile/run/measure_prices.h"
 #include "compile/run/replay.h"
@@ -41,6 +42,26 @@ bool is_first_rank() {
   return !world || world->rank() == 0;
 }
 
+std::shared_ptr<ProcessGroup> group_of(const CompileOptions& options) {
+  return options.group ? *options.group : known_world();
+}
+
+void check_fits_here(const Graph& graph) {
+  std::string differs = setting_mismatch(graph);
+  if (differs.empty()) differs = slot_mismatch(graph);
+  if (!differs.empty()) fail("{}", differs);
+}
+
+// Peaks are those of `before`, a copy from then, and of what is held now: what was let go counts first.
+void forget_peaks_since(const Accounting& before, Accounting& account) {
+  Accounting again = before;
+  for (const bool is_less : {true, false})
+    for (std::size_t c = 0; c < before.current().size(); ++c)
+      if (const std::int64_t bytes = account.current()[c] - before.current()[c]; (bytes < 0) == is_less)
+        again.add(static_cast<MemoryCategory>(c), bytes);
+  account = again;
+}
+
 // What the tape of the step would keep, a replay has decided.
 void check_scopes() {
   const TapeModes& modes = tape_modes();
@@ -59,22 +80,37 @@ struct CompiledStep::Entry {
         predictions(made),
         interpreter(std::make_unique<Interpreter>(graph)) {}
   const Graph& runs() const { return fitted ? *fitted : graph; }
+  void choose_executor();
 
   const ir::Program recorded;  // before passes
   const Graph graph;           // after them, as it was recorded
   Guards guards;
-  std::unique_ptr<const Graph> fitted;  // what is replayed, if it is another
-  bool is_fitted = false;               // or needs no fitting
-  std::string notes;                    // what passes have done
-  std::optional<Predicted> predicted{};
-  bool is_confirmed = false;        // recorded again, with the same result
-  bool is_second = false;           // in the place of another one, from which it may differ
-  const std::uint64_t predictions;  // num_predictions() when it was recorded
+  std::unique_ptr<const Graph> fitted;   // what is replayed, if it is another
+  std::optional<Predicted> predicted{};  // once it is fitted
+  bool is_confirmed = false;             // recorded again, with the same result
+  bool is_second = false;                // in the place of another one, from which it may differ
+  const std::uint64_t predictions;       // num_predictions() when it was recorded
   std::unique_ptr<Interpreter> interpreter;
   std::unique_ptr<DeviceReplay> device;
   std::string no_device;  // why a step on a device is not replayed by it
   bool is_decided = false;
 };
+
+// A step whose slots keep moving would be recorded at every call: the interpreter is faster then.
+void CompiledStep::Entry::choose_executor() {
+  constexpr int kMaxRecordings = 8;
+  if (is_decided) return;
+  if (!device) {
+    const bool uses_device = device_of(runs().program) != Device::cpu();
+    no_device = uses_device ? device_obstacle(runs()) : "";
+    is_decided = !uses_device || !no_device.empty();
+    if (!is_decided) device = std::make_unique<DeviceReplay>(runs(), *interpreter);
+  } else if (device->num_recordings() > kMaxRecordings) {
+    device.reset();
+    no_device = "the tensors of its slots move from call to call";
+    is_decided = true;
+  }
+}
 
 CompiledStep::CompiledStep(Function function, Options options)
     : function_(std::move(function)), options_(std::move(options)) {
@@ -90,6 +126,7 @@ const ir::Program* CompiledStep::recorded() const { return entries_.empty() ? nu
 
 void CompiledStep::begin_with(ir::Program recorded) {
   Graph graph = bind(recorded);
+  if (!begun_with_) check_fits_here(graph);  // after a step that was left, the next call looks
   run_passes(graph.program, options_.passes);
   entries_.insert(entries_.begin(), std::make_unique<Entry>(recorded, std::move(graph), num_predictions()));
   entries_.front()->is_confirmed = true;
@@ -108,7 +145,8 @@ std::string CompiledStep::why() const {
     case Mode::eager: return "ran eagerly: " + reason_;
     case Mode::record: return "recorded: " + reason_;
     case Mode::replay: {
-      const std::string& notes = entries_.front()->notes;
+      const std::optional<Predicted>& known = entries_.front()->predicted;
+      const std::string notes = known ? known->notes : "";
       return "replayed" + reason_ + (notes.empty() ? "" : (reason_.empty() ? ": " : "; ") + notes);
     }
   }
@@ -124,7 +162,7 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
   check_scopes();
   forget_before_reset();
   if (!refusal_.empty()) throw Error(refusal_);
-  compare_programs();
+  compare_programs(true);
   if (mode_ == Mode::none) {
     reason_ =
         num_left_ == 0 ? "lazy state settles in the first call" : "it is the first call after a step that was left";
@@ -133,13 +171,13 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
   Entry* const entry = find(arguments);
   if (!entry) return record(arguments);
   if (!entry->is_confirmed) return record_again(*entry, arguments);
-  if (group_ && !is_compared_) {
+  if (*group_ && !is_compared_) {
     reason_ = "another rank has no graph to compare yet";
     return run_eagerly(arguments);
   }
-  fit(*entry, nullptr);
+  fit(*entry, nullptr, true);
   mode_ = Mode::replay;
-  choose_executor(*entry);
+  if (options_.device_graphs) entry->choose_executor();
   std::vector<Tensor> results = run_replay(*entry, arguments);
   entry->guards.replayed();
   return results;
@@ -153,21 +191,22 @@ void CompiledStep::forget_before_reset() {
   entries_.clear();
   mode_ = Mode::none;
   num_calls_ = 0;
-  is_compared_ = knows_group_ = false;
+  is_compared_ = false;
+  group_.reset();
   refusal_.clear();
   if (begun_with_) begin_with(*begun_with_);
 }
 
 // Whether a recording fits may differ between ranks (one's batch may be smaller), so whether to compare must not depend
 // on it: ranks ask each other at every call from the third on until all have one that is confirmed.
-void CompiledStep::compare_programs() {
-  if (!std::exchange(knows_group_, true)) group_ = options_.group ? *options_.group : known_world();
-  if (!group_ || is_compared_ || ++num_calls_ <= 2) return;
+void CompiledStep::compare_programs(bool has_arguments) {
+  if (!group_) group_ = group_of(options_);
+  if (!*group_ || is_compared_ || ++num_calls_ <= 2) return;
   Entry* const own = !entries_.empty() && entries_.front()->is_confirmed ? entries_.front().get() : nullptr;
-  is_compared_ = check_same_program(own ? &own->graph.program : nullptr, *group_);
+  is_compared_ = check_same_program(own ? &own->graph.program : nullptr, **group_);
   if (!is_compared_) return;
   try {
-    fit(*own, group_.get());
+    fit(*own, group_->get(), has_arguments);
   } catch (const Error& error) {
     refusal_ = error.what();
     throw;
@@ -176,42 +215,58 @@ void CompiledStep::compare_programs() {
 
 // What is left out of a recording that fits, is left out on all ranks; a later one of this rank alone gathers all that
 // it was recorded to gather.
-void CompiledStep::fit(Entry& entry, ProcessGroup* group) {
-  if (std::exchange(entry.is_fitted, true)) return;
-  if (!options_.memory_budget.is_set()) return;
-  entry.is_fitted = false;
-  const ir::Footprint alone = footprint_of(entry.graph.program);
-  const CategoryBytes beside = bytes_beside(entry.recorded, alone, has_arguments_);
-  const std::int64_t sum_beside = std::accumulate(beside.begin(), beside.end(), std::int64_t{0});
-  if (!prices_) prices_ = options_.prices;
-  if (!prices_ && !RankContext::current().is_ghost()) {  // which measures nothing
-    const Accounting& account = RankContext::current().allocator(device_of(entry.recorded)).accounting();
-    const std::int64_t room = options_.memory_budget.bytes(alone.peak + sum_beside) - account.total();
-    prices_ = std::make_shared<const Prices>(measure_prices(
-        entry.graph.program, {.most_bytes = std::max<std::int64_t>(1, room), .group = group ? group_ : nullptr}));
-  }
-  Fitted fitted = fit_program(entry.recorded, {.budget = options_.memory_budget,
-                                               .passes = options_.passes,
-                                               .beside = sum_beside,
-                                               .group = group,
-                                               .prices = prices_.get()});
-  entry.is_fitted = true;
-  entry.notes = fmt::format("{}", fmt::join(fitted.notes, "; "));
-  entry.predicted = {entry.notes, fitted.footprint.most, fitted.footprint.peak + sum_beside, fitted.seconds, prices_};
-  for (std::size_t c = 0; c < beside.size(); ++c) entry.predicted->bytes[c] += beside[c];
-  if (fitted.program != entry.graph.program)
-    entry.fitted = std::make_unique<const Graph>(Graph{std::move(fitted.program), entry.graph.live});
-  const Predicted& predicted = *entry.predicted;
+void CompiledStep::fit(Entry& entry, ProcessGroup* group, bool has_arguments) {
+  if (entry.predicted || !options_.memory_budget.is_set()) return;
+  auto [program, predicted] = fitted(entry.recorded, entry.graph.program, group, has_arguments);
+  if (program != entry.graph.program)
+    entry.fitted = std::make_unique<const Graph>(Graph{std::move(program), entry.graph.live});
   entry.interpreter = std::make_unique<Interpreter>(
       entry.runs(), fmt::format("{} at most: {}", format_bytes(predicted.peak), describe(predicted.bytes)));
+  entry.predicted = std::move(predicted);
+}
+
+// Calls that are measured are none of the step, whose peak is to be what it holds itself.
+std::pair<ir::Program, CompiledStep::Predicted> CompiledStep::fitted(const ir::Program& recorded,
+                                                                     const ir::Program& passed, ProcessGroup* group,
+                                                                     bool has_arguments) {
+  const ir::Footprint alone = footprint_of(passed);
+  const CategoryBytes beside = bytes_beside(recorded, alone, has_arguments);
+  const std::int64_t sum_beside = std::accumulate(beside.begin(), beside.end(), std::int64_t{0});
+  if (!prices_ && !RankContext::current().is_ghost()) {  // which measures nothing
+    Accounting& account = RankContext::current().allocator(device_of(recorded)).accounting();
+    const Accounting before = account;
+    const std::int64_t room = options_.memory_budget.bytes(alone.peak + sum_beside) - account.total();
+    prices_ = std::make_shared<const Prices>(measure_prices(
+        passed, {.most_bytes = std::max<std::int64_t>(1, room), .group = group ? group_of(options_) : nullptr}));
+    forget_peaks_since(before, account);
+  }
+  Fitted fitted = fit_program(recorded, {.budget = options_.memory_budget,
+                                         .passes = options_.passes,
+                                         .beside = sum_beside,
+                                         .group = group,
+                                         .prices = prices_.get()});
+  Predicted predicted{.notes = fmt::format("{}", fmt::join(fitted.notes, "; ")),
+                      .bytes = fitted.footprint.most,
+                      .peak = fitted.footprint.peak + sum_beside,
+                      .without = fitted.recorded_peak + sum_beside,
+                      .seconds = fitted.seconds,
+                      .prices = prices_};
+  for (std::size_t c = 0; c < beside.size(); ++c) predicted.bytes[c] += beside[c];
+  return {std::move(fitted.program), std::move(predicted)};
+}
+
+CompiledStep::Predicted CompiledStep::predict(const ir::Program& recorded) {
+  check(options_.memory_budget.is_set(), "predict() is about a step that has a memory budget: set memory_budget");
+  const std::shared_ptr<ProcessGroup> group = group_of(options_);
+  ir::Program passed = recorded;
+  run_passes(passed, options_.passes);
+  return fitted(recorded, passed, group.get(), false).second;
 }
 
 void CompiledStep::prepare() {
   if (entries_.empty()) return;
-  has_arguments_ = false;
-  compare_programs();
-  fit(*entries_.front(), nullptr);
-  has_arguments_ = true;
+  compare_programs(false);
+  fit(*entries_.front(), nullptr, false);
 }
 
 std::optional<CompiledStep::Predicted> CompiledStep::predicted() const {
@@ -315,22 +370,6 @@ std::vector<Tensor> CompiledStep::run_replay(Entry& entry, std::span<const Tenso
   }
   reason_ = fmt::format(" by {} in one call, {} nodes", to_string(entry.device->device()), entry.device->num_nodes());
   return results;
-}
-
-// A step whose slots keep moving would be recorded at every call: the interpreter is faster then.
-void CompiledStep::choose_executor(Entry& entry) {
-  constexpr int kMaxRecordings = 8;
-  if (!options_.device_graphs || entry.is_decided) return;
-  if (!entry.device) {
-    const bool uses_device = device_of(entry.runs().program) != Device::cpu();
-    entry.no_device = uses_device ? device_obstacle(entry.runs()) : "";
-    entry.is_decided = !uses_device || !entry.no_device.empty();
-    if (!entry.is_decided) entry.device = std::make_unique<DeviceReplay>(entry.runs(), *entry.interpreter);
-  } else if (entry.device->num_recordings() > kMaxRecordings) {
-    entry.device.reset();
-    entry.no_device = "the tensors of its slots move from call to call";
-    entry.is_decided = true;
-  }
 }
 
 CompiledStep::Entry* CompiledStep::find(std::span<const Tensor> arguments) {

@@ -61,9 +61,6 @@ class CompiledStep {
     /// ones and hold what those hold. Error at the first replay, on all ranks, where the least that the step can hold
     /// is more.
     MemoryBudget memory_budget{};
-    /// What calls take, as a step like this one has found; null: it is measured before the first replay within a
-    /// budget, and a ghost, which cannot measure, takes defaults.
-    std::shared_ptr<const Prices> prices{};
   };
 
   explicit CompiledStep(Function function) : CompiledStep(std::move(function), Options()) {}
@@ -79,7 +76,7 @@ class CompiledStep {
 
   /// Begins with a recording of this step that a ghost of this rank has made, so that the first call is a replay: as
   /// the next ones are, if its guards hold. Before the first call, on all ranks of the group or on none. Errors of
-  /// bind(), for slots, units and settings that are not here.
+  /// bind(), for slots, units and settings that are not here, and for those that hold here what its guards refuse.
   void begin_with(ir::Program recorded);
   /// Does before the first call, without its arguments, what that would do before it replays: compares the recording
   /// over the ranks and makes it fit. Collective over the group. Nothing without a recording.
@@ -89,13 +86,17 @@ class CompiledStep {
 
   /// What a replay of that recording was predicted to take before the first one, if it has a memory budget.
   struct Predicted {
-    std::string notes{};    ///< what passes have done, a line
-    CategoryBytes bytes{};  ///< most of each category of the rank's accounts
-    std::int64_t peak = 0;  ///< most of all together
-    double seconds = 0;     ///< by `prices`; 0 without
+    std::string notes{};       ///< what passes have done, a line
+    CategoryBytes bytes{};     ///< most of each category of the rank's accounts
+    std::int64_t peak = 0;     ///< most of all together
+    std::int64_t without = 0;  ///< the same of the step as it was recorded, without a budget
+    double seconds = 0;        ///< by `prices`; 0 without
     std::shared_ptr<const Prices> prices{};
   };
   std::optional<Predicted> predicted() const;
+  /// The same for a recording of this step that it does not begin with, before the first call. Collective over the
+  /// group. Needs a memory budget: Error, on all ranks, if the least that the step can hold is more.
+  Predicted predict(const ir::Program& recorded);
 
   /// How the last call ran, and why: "recorded: argument 0 is i64[4,16], the graph has i64[8,16]", "replayed by cuda:0
   /// in one call, 812 nodes".
@@ -116,11 +117,13 @@ class CompiledStep {
   /// Nothing if the step has met slots of other threads, which the next recording is told of.
   std::unique_ptr<Entry> record_into(std::vector<Tensor>& results, std::span<const Tensor> arguments);
   std::vector<Tensor> run_replay(Entry& entry, std::span<const Tensor> arguments);
-  void choose_executor(Entry& entry);
   void forget_before_reset();
-  void compare_programs();
+  /// `has_arguments`: those of a call are held now.
+  void compare_programs(bool has_arguments);
   /// Makes what is replayed fit its bytes. Collective over the group, if one is given.
-  void fit(Entry& entry, ProcessGroup* group);
+  void fit(Entry& entry, ProcessGroup* group, bool has_arguments);
+  std::pair<ir::Program, Predicted> fitted(const ir::Program& recorded, const ir::Program& passed, ProcessGroup* group,
+                                           bool has_arguments);
   /// The recording that fits this call, or null and `reason_`.
   Entry* find(std::span<const Tensor> arguments);
 
@@ -131,12 +134,11 @@ class CompiledStep {
   Mode mode_ = Mode::none;
   std::string reason_;
   std::int64_t num_calls_ = 0;  // until graphs are compared
-  bool is_compared_ = false, knows_group_ = false;
-  bool has_arguments_ = true;  // of the call that is made
+  bool is_compared_ = false;
   std::optional<ir::Program> begun_with_;
-  std::shared_ptr<const Prices> prices_;  // of calls, once known
-  std::string refusal_;                   // of a recording that all ranks have fitted together
-  std::shared_ptr<ProcessGroup> group_;   // that it is run in; null: alone
+  std::shared_ptr<const Prices> prices_;                // of calls, once known
+  std::string refusal_;                                 // of a recording that all ranks have fitted together
+  std::optional<std::shared_ptr<ProcessGroup>> group_;  // that it is run in, once that is known; null: alone
   bool has_said_room_ = false;
   std::uint64_t num_left_ = 0;  // num_left_steps() of the last call
 };

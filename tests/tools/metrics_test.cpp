@@ -79,7 +79,7 @@ TEST(Metrics, ValidationLossOnlyAfterAnEvaluation) {
 TEST(Metrics, PredictedOnlyOfABudgetAndToTheByte) {
   StepMetrics m = example();
   EXPECT_FALSE(json::parse(step_line(m)).contains("predicted"));
-  m.predicted = {"budget: 3 values computed again", m.memory_bytes, 7021, 0.25};
+  m.predicted = {.notes = "budget: 3 values computed again", .bytes = m.memory_bytes, .peak = 7021, .seconds = 0.25};
   const json line = json::parse(step_line(m));
   EXPECT_EQ(line["predicted"]["memory_bytes"], line["memory_bytes"]);
   EXPECT_EQ(line["predicted"]["memory_peak_bytes"], 7021);

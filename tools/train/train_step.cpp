@@ -50,7 +50,6 @@ TrainStep::TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::in
   compiled_evaluation_ =
       std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return evaluation(in); }, captured);
   captured.memory_budget = plan.memory_budget;
-  captured.prices = options_.prices;
   compiled_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return run(in); }, captured);
   if (plan.memory_budget.is_set()) begin_captured(data_vocabulary);
 }

@@ -37,8 +37,6 @@ struct TrainStepOptions {
   bool draws = true;
   /// Where random rows are not to go by the mesh: of a run whose mesh has lost ranks (nn::set_batch_part()).
   std::optional<nn::BatchPart> batch_part{};
-  /// As CompileOptions::prices.
-  std::shared_ptr<const Prices> prices{};
 };
 
 /// The learning rates that [optimizer] describes, of a resolved config.
