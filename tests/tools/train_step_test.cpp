@@ -132,6 +132,7 @@ TEST(TrainStep, AScaledLossGivesTheBitsOfTheUpdate) {
 TEST(TrainStep, UpdatesWithinABudgetAreThoseThatWereAskedFor) {
   for (const int ranks : {1, 2}) {
     TrainConfig config = tiny_model();
+    config.batch = ranks * kBatch;
     run_ranks(ranks, [&](const Group& group) {
       for (const TrainStepOptions& options : {TrainStepOptions{.metrics = false}, TrainStepOptions{.agrees = true}}) {
         const Trained expected = trained(config, group, 3, options);
@@ -146,6 +147,7 @@ TEST(TrainStep, UpdatesWithinABudgetAreThoseThatWereAskedFor) {
         }
         const Trained run = trained(within, group, 3, options);
         EXPECT_NO_THROW(TrainStep(within, nn::JobMesh("", group), kVocabulary, {.draws = false}));
+        EXPECT_EQ(run.how, std::vector<std::string>(3, "replayed"));
         EXPECT_EQ(run.losses, expected.losses);
         EXPECT_EQ(run.norms, expected.norms);
         EXPECT_EQ(run.values, expected.values);
@@ -154,44 +156,132 @@ TEST(TrainStep, UpdatesWithinABudgetAreThoseThatWereAskedFor) {
   }
 }
 
+/// What an update makes when it first needs it: what a replay from the first one on must find.
+struct MadeByUpdates {
+  const char* name;
+  std::function<void(TrainConfig&)> ask;
+};
+void train_a_gpt(TrainConfig& config) {
+  config.model.style = "gpt2";
+  config.model.dropout = 0.1;
+}
+const MadeByUpdates kMadeByUpdates[] = {
+    {"nothing", [](TrainConfig&) {}},
+    {"offloaded state", [](TrainConfig& c) { c.plan.offload = "optimizer"; }},
+    {"hooks of gradients",
+     [](TrainConfig& c) {
+       c.plan.offload = "optimizer";
+       c.optimizer.clip = 0;
+     }},
+    {"hooks of gradients that come in pieces",
+     [](TrainConfig& c) {
+       c.plan.offload = "all";
+       c.optimizer.clip = 0;
+     }},
+    {"gradients that are held", [](TrainConfig& c) { c.plan.micro_batches = 2; }},
+    {"gradients that are held in another type",
+     [](TrainConfig& c) {
+       c.plan.micro_batches = 4;
+       c.plan.param_dtype = DType::bf16;
+     }},
+    {"sums of shards",
+     [](TrainConfig& c) {
+       c.plan.micro_batches = 2;
+       c.plan.accumulate_shards = true;
+     }},
+    {"a tree of gradients",
+     [](TrainConfig& c) {
+       c.plan.numerics = "layout_free";
+       c.plan.leaves = 4;
+     }},
+    {"a tree of gradients, with dropout",
+     [](TrainConfig& c) {
+       c.plan.numerics = "layout_free";
+       c.plan.leaves = 4;
+       train_a_gpt(c);
+     }},
+    {"encoded parameters",
+     [](TrainConfig& c) {
+       c.plan.gather = "int8";
+       c.plan.reduce = "int8";
+     }},
+    {"rows that draw", train_a_gpt},
+    {"offloaded activations", [](TrainConfig& c) { c.plan.offload_activations = "blocks"; }},
+};
+
 // What an update leaves on its way to a file is there in the next one.
-TEST(TrainStep, HoldsWhatItsBudgetPredictsInThreeUpdates) {
-  for (const char* offload : {"none", "optimizer"})
-    run_ranks(2, [&](const Group& group) {
+TEST(TrainStep, UpdatesAreReplaysFromTheFirstOnAndHoldWhatTheirBudgetPredicts) {
+  for (const MadeByUpdates& made : kMadeByUpdates)
+    for (const int ranks : {1, 2}) {
       TrainConfig config = tiny_model();
+      config.batch = ranks * kBatch;
+      config.optimizer.clip = 1;
+      made.ask(config);
+      std::vector<Trained> expected(static_cast<std::size_t>(ranks));
+      run_ranks(ranks, [&](const Group& group) {
+        expected[static_cast<std::size_t>(group->rank())] = trained(config, group, 3);
+      });
       config.plan.compiled = true;
       config.plan.memory_budget = "100%";
-      config.plan.offload = offload;
-      config.optimizer.clip = 1;  // else updates begin within backward, by hooks that only they add
+      run_ranks(ranks, [&](const Group& group) {
+        SCOPED_TRACE(fmt::format("{}, {} ranks", made.name, ranks));
+        TrainStep step(config, nn::JobMesh("", group), kVocabulary);
+        step.prepare();
+        ASSERT_TRUE(step.predicted()) << step.budget_text();
+        Accounting& account = RankContext::current().allocator().accounting();
+        std::int64_t most = 0;
+        CategoryBytes bytes{};
+        std::vector<double> losses;
+        for (std::int64_t i = 0; i < 3; ++i) {
+          const auto [tokens, targets] = batch_of(group->rank(), i);
+          account.reset_peaks();
+          step.set_step(i);
+          losses.push_back(step.update(tokens, targets).loss.item<double>());
+          EXPECT_TRUE(step.is_captured()) << step.how();
+          most = std::max(most, account.total_peak());
+          for (std::size_t c = 0; c < kNumCategories; ++c) bytes[c] = std::max(bytes[c], account.peak()[c]);
+        }
+        EXPECT_EQ(most, step.predicted()->peak);
+        EXPECT_EQ(bytes, step.predicted()->bytes);
+        const Trained& eager = expected[static_cast<std::size_t>(group->rank())];
+        EXPECT_EQ(losses, eager.losses);
+        EXPECT_EQ(values_of(step.model()), eager.values);
+      });
+    }
+}
+
+// The names of the recording mean two things on a rank that trains a second model. The others could begin.
+TEST(TrainStep, UpdatesThatOneRankCannotBeginWithSaySoAndAreRefusedBeforeTheFirst) {
+  run_ranks(2, [&](const Group& group) {
+    TrainConfig config = tiny_model();
+    config.batch = 2 * kBatch;
+    const Trained expected = trained(config, group, 5);
+    std::optional<TrainStep> other;
+    if (group->rank() == 1) other.emplace(config, nn::JobMesh("", group), kVocabulary);
+    config.plan.compiled = true;
+    config.plan.memory_budget = "100%";
+    {
       TrainStep step(config, nn::JobMesh("", group), kVocabulary);
       step.prepare();
+      EXPECT_NE(step.budget_text().find("the first three updates hold "), std::string::npos) << step.budget_text();
+      EXPECT_NE(step.budget_text().find("the 2 slots called"), std::string::npos) << step.budget_text();
       Accounting& account = RankContext::current().allocator().accounting();
-      std::int64_t most = 0;
-      for (std::int64_t i = 0; i < 3; ++i) {
+      const char* const how[] = {"ran eagerly", "recorded", "recorded", "replayed", "replayed"};
+      for (std::int64_t i = 0; i < 5; ++i) {
         const auto [tokens, targets] = batch_of(group->rank(), i);
         account.reset_peaks();
         step.set_step(i);
-        step.update(tokens, targets);
-        EXPECT_TRUE(step.is_captured());
-        most = std::max(most, account.total_peak());
+        EXPECT_EQ(step.update(tokens, targets).loss.item<double>(), expected.losses[static_cast<std::size_t>(i)]);
+        EXPECT_EQ(step.how().substr(0, step.how().find_first_of(":;")), how[i]);
+        const std::int64_t copies = i == 2 ? 2 * tokens.bytes() : 0;
+        EXPECT_LE(account.total_peak(), step.predicted()->without + copies) << i;
+        if (i > 2) { EXPECT_EQ(account.total_peak(), step.predicted()->peak) << i; }
       }
-      EXPECT_EQ(most, step.predicted()->peak) << offload;
-    });
-}
-
-// Gradients of micro-batches are held in slots that the first backward makes.
-TEST(TrainStep, UpdatesThatNoGhostCanRecordAreRecordedAsTheyRunWithinABudgetToo) {
-  run_ranks(2, [&](const Group& group) {
-    TrainConfig config = tiny_model();
-    config.plan.micro_batches = 2;
-    const Trained expected = trained(config, group, 5);
-    config.plan.compiled = true;
-    config.plan.memory_budget = "100%";
-    const Trained run = trained(config, group, 5);
-    EXPECT_EQ(run.how.back().substr(0, 8), "replayed");
-    EXPECT_EQ(run.values, expected.values);
-    const TrainStep step(config, nn::JobMesh("", group), kVocabulary);
-    EXPECT_NE(step.budget_text().find("the first updates hold what they hold without one"), std::string::npos);
+      EXPECT_EQ(values_of(step.model()), expected.values);
+    }
+    config.plan.memory_budget = "1KB";
+    TrainStep step(config, nn::JobMesh("", group), kVocabulary);
+    expect_error([&] { step.prepare(); }, {"below the least that the step can hold"});
   });
 }
 

@@ -1,5 +1,6 @@
 #include "tools/train/train_step.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "nn/layers/dropout.h"
@@ -8,6 +9,7 @@
 #include "nn/parallel/shard/wrap/fully_shard.h"
 #include "nn/plan/apply.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/agree.h"
 #include "runtime/op/rows/ops.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/ghost_recording.h"
@@ -46,32 +48,44 @@ TrainStep::TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::in
   if (const auto scaling = plan.loss_scale.options(nn::has_f16(plan))) scaler_.emplace(*scaling);
   schedule_ = schedule_of(config_);
   if (!plan.compiled) return;
-  CompileOptions captured{.group = mesh_.group(), .passes = ir::passes_named(config_.passes)};
-  compiled_evaluation_ =
-      std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return evaluation(in); }, captured);
-  captured.memory_budget = plan.memory_budget;
-  compiled_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return run(in); }, captured);
-  if (plan.memory_budget.is_set()) begin_captured(data_vocabulary);
+  compiled_evaluation_ = std::make_unique<CompiledStep>(
+      [this](std::span<const Tensor> in) { return evaluation(in); },
+      CompileOptions{.group = mesh_.group(), .passes = ir::passes_named(config_.passes)});
+  compiled_ = captured_updates();
+  if (!plan.memory_budget.is_set()) return;
+  make_state();
+  begin_captured(data_vocabulary);
+}
+
+std::unique_ptr<CompiledStep> TrainStep::captured_updates() {
+  return std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return run(in); },
+                                        CompileOptions{.group = mesh_.group(),
+                                                       .passes = ir::passes_named(config_.passes),
+                                                       .memory_budget = config_.plan.memory_budget});
+}
+
+// All that an update would make when it first needs it, beside what is there since the plan was applied: a replay is
+// to find it.
+void TrainStep::make_state() {
+  optimizer_->state();
+  optimizer_->counts();
+  if (steps_in_backward()) optimizer_->prepare_steps_in_backward();
+  nn::random_step(config_.plan.device);
 }
 
 // The first update is to fit, so it is recorded before, by a ghost, which has no bytes of what the step makes of values
-// of the host: a step with such constants is recorded by its first updates, as is one that uses what only they make.
-// State of the optimizer is made now.
+// of the host: a step with such constants is recorded by its first updates, as is one whose names mean something else
+// on this rank, which trains another model too.
 void TrainStep::begin_captured(std::int64_t data_vocabulary) {
   const ProcessGroup& group = *mesh_.group();
   TrainStepOptions asked = options_;
   asked.draws = true;  // nobody loads a ghost
   ir::Program recorded = recorded_on_ghost(config_, group.rank(), group.size(), data_vocabulary, asked);
-  if (!recorded.constants.empty()) {
-    not_begun_ = "they hold values of the host";
-    return;
-  }
-  optimizer_->state();
-  optimizer_->counts();
   try {
-    compiled_->begin_with(std::move(recorded));
+    check(recorded.constants.empty(), "they hold values of the host");
+    compiled_->begin_with(recorded);
   } catch (const OutOfMemory&) { throw; } catch (const Error& error) {
-    not_begun_ = error.message();
+    not_begun_ = {std::move(recorded), error.message()};
   }
 }
 
@@ -96,18 +110,33 @@ void TrainStep::plan(std::int64_t data_vocabulary) {
 }
 
 void TrainStep::prepare() {
-  if (compiled_) compiled_->prepare();
+  if (!compiled_ || !config_.plan.memory_budget.is_set()) return;
+  const std::vector<std::string> reasons = gather_text(*mesh_.group(), not_begun_ ? not_begun_->reason : "");
+  const auto first = std::ranges::find_if_not(reasons, &std::string::empty);
+  if (first == reasons.end()) return compiled_->prepare();
+  if (!not_begun_) not_begun_ = {*compiled_->recorded(), *first};
+  compiled_ = captured_updates();
+  not_begun_->predicted = compiled_->predict(not_begun_->recorded);
+}
+
+std::optional<CompiledStep::Predicted> TrainStep::predicted() const {
+  std::optional<CompiledStep::Predicted> known;
+  if (compiled_) known = compiled_->predicted();
+  return known || !not_begun_ ? known : not_begun_->predicted;
 }
 
 std::string TrainStep::budget_text() const {
   const std::optional<CompiledStep::Predicted> known = predicted();
-  if (!not_begun_.empty())
-    return fmt::format(
-        "budget: the first updates hold what they hold without one, since they are recorded as they run: {}\n",
-        not_begun_);
   if (!known) return "";
-  return fmt::format("{}; an update will hold {} and take {:.3g} ms\n", known->notes, format_bytes(known->peak),
-                     known->seconds * 1e3);
+  const auto text = [&](std::string_view which) {
+    return fmt::format("{}; {} will hold {} and take {:.3g} ms\n", known->notes, which, format_bytes(known->peak),
+                       known->seconds * 1e3);
+  };
+  if (!not_begun_) return text("an update");
+  return fmt::format(
+      "budget: the first three updates hold {} as without one, and the third its batch twice, since they are recorded "
+      "as they run: {}\n{}",
+      format_bytes(known->without), not_begun_->reason, text("a later one"));
 }
 
 void TrainStep::set_step(std::int64_t step) {

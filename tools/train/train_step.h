@@ -69,8 +69,10 @@ class TrainStep {
   /// learning rate is optimizer.lr. Local; does not wait for the device.
   void set_step(std::int64_t step);
 
-  /// Makes captured updates fit config.plan.memory_budget before the first of them; nothing without a budget.
-  /// Collective over the mesh. Error, on all ranks, if the least that an update can hold is more.
+  /// Makes captured updates fit config.plan.memory_budget before the first of them; nothing without a budget. Where one
+  /// rank cannot begin with updates that its ghost has recorded, none does: then updates are recorded as they run, and
+  /// budget_text() says why. Collective over the mesh. Error, on all ranks, if the least that an update can hold is
+  /// more.
   void prepare();
   /// One update by this rank's part of the batch: tokens and targets, i32 or i64 [B, T] on the model's device; B is a
   /// multiple of config.plan.micro_batches, T at most the model's positions. If config.plan.compiled is set, updates
@@ -94,9 +96,11 @@ class TrainStep {
   bool is_captured() const { return compiled_ && compiled_->mode() == CompiledStep::Mode::replay; }
   /// How the last update() ran, and why: "eager", "replayed: ...", as CompiledStep::why().
   std::string how() const { return compiled_ ? compiled_->why() : "eager"; }
-  /// What was done to captured updates and what they will hold and take, a line; empty without a budget.
+  /// What was done to captured updates and what they will hold and take, a line; empty without a budget, and before
+  /// prepare().
   std::string budget_text() const;
-  std::optional<CompiledStep::Predicted> predicted() const { return compiled_ ? compiled_->predicted() : std::nullopt; }
+  /// What a captured update will hold, once prepare() or the first of them knows.
+  std::optional<CompiledStep::Predicted> predicted() const;
   /// The recording of updates, before passes; null without one.
   const ir::Program* recorded() const { return compiled_ ? compiled_->recorded() : nullptr; }
   /// How the last evaluate() ran.
@@ -110,6 +114,8 @@ class TrainStep {
 
  private:
   void plan(std::int64_t data_vocabulary);
+  std::unique_ptr<CompiledStep> captured_updates();
+  void make_state();
   void begin_captured(std::int64_t data_vocabulary);
   bool steps_in_backward() const;
   Tensor micro_batches(std::span<const Tensor> in, bool steps_in_backward);
@@ -126,7 +132,13 @@ class TrainStep {
   std::optional<nn::LossScaler> scaler_;
   nn::CosineSchedule schedule_;
   std::unique_ptr<CompiledStep> compiled_, compiled_evaluation_;
-  std::string not_begun_;  // why no ghost's recording of updates is replayed from the first one on
+  /// A ghost's recording of updates that are not replayed from the first one on, and why.
+  struct NotBegun {
+    ir::Program recorded;
+    std::string reason;
+    std::optional<CompiledStep::Predicted> predicted{};
+  };
+  std::optional<NotBegun> not_begun_;
 };
 
 }  // namespace sherd::train
