@@ -60,6 +60,8 @@ class ResumedDefaults : public ::testing::Test {
     config.steps = 2;
     config.optimizer.lr = 1e-2;
     config.optimizer.min_lr = 5e-3;  // not what lr / 10 gives
+    config.plan.compiled = true;
+    config.plan.memory_budget = "80%";
     config.save = save_;
     train_tiny(config, 1);
   }
@@ -71,6 +73,16 @@ TEST_F(ResumedDefaults, TakeTheMinLrOfTheSave) {
   EXPECT_EQ(load({"--resume", save_}).optimizer.min_lr, 5e-3);
   const std::string file = dir_.write("a.toml", "[optimizer]\nlr = 1e-2\n");
   EXPECT_EQ(load({file, "--resume", save_}).optimizer.min_lr, 5e-3) << "a file that does not name it";
+}
+
+TEST_F(ResumedDefaults, TakeTheBudgetOfTheSaveWhereTheyAreCompiled) {
+  EXPECT_EQ(load({"--resume", save_}).plan.memory_budget.text(), "80%");
+  EXPECT_EQ(load({"--resume", save_, "--memory-budget", "90%"}).plan.memory_budget.text(), "90%");
+  const TrainConfig eager = load({"--resume", save_, "--compile", "false"});
+  EXPECT_FALSE(eager.plan.compiled);
+  EXPECT_FALSE(eager.plan.memory_budget.is_set());
+  expect_error([&] { load({"--resume", save_, "--compile", "false", "--memory-budget", "90%"}); },
+               {"memory_budget = 90% is of captured steps"});
 }
 
 TEST_F(ResumedDefaults, OfAllStepsSayThatNothingIsLeft) {

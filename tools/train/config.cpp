@@ -370,15 +370,18 @@ std::string folder_of_saves(const std::string& dir, const std::string& save) {
 }
 
 /// Gives the keys that `table` was not given the values of the newest good save in `dir`. Those of files are seen from
-/// where the run goes on: it saves beside that save, wherever the folder was at the time. Returns what was saved.
+/// where the run goes on: it saves beside that save, wherever the folder was at the time. Of a run that is not to be
+/// compiled any more, those of captured steps stay as they are by themselves. Returns what was saved.
 TrainConfig take_saved(TrainConfig& config, ConfigTable& table, const std::string& dir) {
   namespace fs = std::filesystem;
   const ConfigTable given = table;
   const auto save = ckpt::open_newest_good(dir, *make_single_group(), ckpt::Verify::files, [](const std::string&) {});
   TrainConfig saved = train_config_from_toml(save->manifest().config, dir);
+  const bool is_eager = given.is_given("compile") && !config.plan.compiled;
+  const auto is_of_captured = [](std::string_view key) { return key == "memory_budget" || key == "passes"; };
   for (const KeyRole role : {KeyRole::recipe, KeyRole::rounding, KeyRole::run})
     for (const auto& [key, value] : bind(saved).values(role))
-      if (!table.is_given(key)) table.set(key, value, dir);
+      if (!table.is_given(key) && !(is_eager && is_of_captured(key))) table.set(key, value, dir);
   std::error_code ignored;
   if (const std::string here = folder_of_saves(dir, save->dir());
       !given.is_given("save") && !config.save.empty() && !fs::equivalent(config.save, here, ignored))
