@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-from budgets import DTYPES, LATE, ROOT, SETTINGS, SPREADS, STYLES, USAGE, Case, Failure, Trainings, judge, try_budget
+from budgets import DTYPES, ROOT, SETTINGS, SPREADS, STYLES, USAGE, Case, Failure, Trainings, judge, try_budget
 
 # The flags of values that are no names of a table.
 AXES = {
@@ -98,10 +98,9 @@ def case_of(row):
     settings = [row[axis] for axis in TRAINED if row[axis]]
     flags = [flag for setting in settings for flag in SETTINGS[setting]]
     # Only what has a budget is recorded before its first step; and without a norm the backward pass updates.
-    late = any(setting in LATE for setting in settings) or "-budget" in row["passes"] or row["offload"] and row["clip"] == "no clip"
     name = ", ".join(str(row[axis]) for axis in AXES if row[axis])
     return Case(name, "small", ranks, (*STYLES[row["style"]], *DTYPES[row["dtype"]], *spread, *flags), row["percent"],
-                is_late=bool(late), passes=row["passes"])
+                passes=row["passes"])
 
 
 def meet(trainings, case):
