@@ -97,7 +97,6 @@ def case_of(row):
     ranks, spread = SPREADS[row["spread"]]
     settings = [row[axis] for axis in TRAINED if row[axis]]
     flags = [flag for setting in settings for flag in SETTINGS[setting]]
-    # Only what has a budget is recorded before its first step; and without a norm the backward pass updates.
     name = ", ".join(str(row[axis]) for axis in AXES if row[axis])
     return Case(name, "small", ranks, (*STYLES[row["style"]], *DTYPES[row["dtype"]], *spread, *flags), row["percent"],
                 passes=row["passes"])
