@@ -128,7 +128,7 @@ ir::Footprint footprint_of_replay(const GhostGraph& graph, Accounting& account) 
 
 }  // namespace
 
-// What the first replay leaves on its way to a file is there in the next ones.
+// What a replay leaves behind, as on its way to a file, is there in the next ones.
 ir::Footprint footprint_of(const Program& program) {
   const std::vector<std::shared_ptr<ProcessGroup>> groups = ghosts_of_groups();
   const RankScope ghost("", {.ghost = true});
@@ -137,11 +137,14 @@ ir::Footprint footprint_of(const Program& program) {
   const GhostGraph graph(program);
 
   const CategoryBytes before = account.current();
-  ir::Footprint first = footprint_of_replay(graph, account), next = footprint_of_replay(graph, account);
-  ir::Footprint& found = next.peak > first.peak ? next : first;
-  add_most(found.most, next.peak > first.peak ? first.most : next.most);
+  ir::Footprint found = footprint_of_replay(graph, account);
+  if (account.current() != before) {
+    ir::Footprint next = footprint_of_replay(graph, account);
+    if (next.peak > found.peak) std::swap(found, next);
+    add_most(found.most, next.most);
+  }
   found.before = before;
-  return std::move(found);
+  return found;
 }
 
 }  // namespace sherd
