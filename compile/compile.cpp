@@ -244,6 +244,7 @@ std::pair<ir::Program, CompiledStep::Predicted> CompiledStep::fitted(const ir::P
                                          .passes = options_.passes,
                                          .beside = sum_beside,
                                          .group = group,
+                                         .recorded = &alone,
                                          .prices = prices_.get()});
   Predicted predicted{.notes = fmt::format("{}", fmt::join(fitted.notes, "; ")),
                       .bytes = fitted.footprint.most,

@@ -40,7 +40,7 @@ std::vector<double> seconds_of_nodes(const ir::Program& program, const Prices& p
 }
 
 Fitted fit(ir::Program recorded, const FitOptions& options) {
-  Fitted fitted{.recorded_peak = recorded_peak(recorded, options.passes)};
+  Fitted fitted{.recorded_peak = options.recorded ? options.recorded->peak : recorded_peak(recorded, options.passes)};
   const std::int64_t without = fitted.recorded_peak + options.beside;
   const bool fits = options.budget.is_set();  // else what runs is what was recorded
   ir::PassContext context{.may_improve = fits, .beside = options.beside};

@@ -44,8 +44,12 @@ void dump_graph(train::Run& run) {
   const Prices prices =
       predicted && predicted->prices ? *predicted->prices : measure_prices(complete, {.group = run.group});
   const MemoryBudget& budget = config.plan.memory_budget;
-  const FitOptions options{
-      .budget = budget, .passes = passes, .beside = beside, .group = run.group.get(), .prices = &prices};
+  const FitOptions options{.budget = budget,
+                           .passes = passes,
+                           .beside = beside,
+                           .group = run.group.get(),
+                           .recorded = &held,
+                           .prices = &prices};
   const Fitted fitted = dump_graph(recorded, options, folder);
   together(*run.group, [&] {
     if (folder.empty()) return;
