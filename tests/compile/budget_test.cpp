@@ -4,8 +4,10 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <set>
 
 #include "compile/compile.h"
+#include "compile/ir/analysis/seconds.h"
 #include "compile/passes/budget/choose.h"
 #include "compile/passes/ssa.h"
 #include "compile/run/budget_curve.h"
@@ -124,6 +126,51 @@ TEST(Budget, BelowTheLeastNamesItWhatHoldsItAndWhere) {
   for_each_step([&](const StepCase&, const RecordedStep& step) {
     expect_error([&] { fit_program(step.recorded(), {.budget = "1%", .passes = passes, .group = &step.group()}); },
                  {"a budget of ", "below the least that the step can hold", "held", "at"});
+  });
+}
+
+// Prices at which what each row does costs more or less than what others do.
+Prices drawn_prices(const Program& program, Dice& dice) {
+  Prices prices;
+  for (std::size_t i = 0; i < program.nodes.size(); ++i)
+    prices.rows.try_emplace(price_key(program, program.nodes[i]), 1e-6 * static_cast<double>(1 + dice.below(10'000)));
+  return prices;
+}
+
+TEST(Budget, TheLeastIsThatOfTheProgramWhateverPricesSayAndIsEnough) {
+  constexpr std::uint64_t kSeed = 34;
+  const std::vector<Pass> passes = standard_passes();
+  for_each_step([&](const StepCase&, const RecordedStep& step) {
+    SCOPED_TRACE(fmt::format("seed {}", kSeed));
+    Dice dice(kSeed);
+    std::set<std::string> refusals;
+    for (int drawn = 0; drawn < 4; ++drawn) {
+      const Prices prices = drawn_prices(step.recorded(), dice);
+      FitOptions options{.budget = "1%", .passes = passes, .prices = &prices};
+      Fitted fitted;
+      const std::string refused = refusal(step, options, fitted);
+      refusals.insert(refused);
+      const auto at = refused.find(" bytes)"), from = refused.rfind('(', at) + 1;
+      ASSERT_NE(at, std::string::npos) << refused;
+      options.budget = refused.substr(from, at - from);
+      EXPECT_EQ(refusal(step, options, fitted), "");
+      EXPECT_LE(fitted.footprint.peak, std::stoll(refused.substr(from, at - from)));
+    }
+    EXPECT_EQ(refusals.size(), 1u) << fmt::format("{}", fmt::join(refusals, "\n"));
+  });
+}
+
+// What is let go is no more than a value of some percent too much.
+TEST(Budget, IsUsed) {
+  const std::vector<Pass> passes = standard_passes();
+  for_each_step([&](const StepCase&, const RecordedStep& step) {
+    const std::int64_t recorded = fit_program(step.recorded(), {.passes = passes}).recorded_peak;
+    for (int percent = 98; percent > 50; percent -= 4) {
+      Fitted fitted;
+      const FitOptions options{.budget = fmt::format("{}%", percent), .passes = passes};
+      if (!refusal(step, options, fitted).empty()) return;
+      EXPECT_GE(fitted.footprint.peak, recorded * (percent - 4) / 100) << percent;
+    }
   });
 }
 
@@ -252,10 +299,12 @@ TEST(Budget, ComesNearTheBestChoiceOfFiftyDrawnSteps) {
     const StepModel model(program, seconds);
     const Start start{model.recorded(), std::vector<bool>(model.gaps().size(), false)};
     const StepModel::Load recorded = model.weigh(model.recorded());
-    const std::int64_t least = model.weigh(least_choice(model, start)).peak;
+    const Choice lowest = least_choice(model, start);
+    const std::int64_t least = model.weigh(lowest).peak;
     const std::int64_t limit =
         least + static_cast<std::int64_t>(dice.below(static_cast<std::size_t>(recorded.peak - least + 1)));
-    const std::optional<Choice> choice = choose_gaps(model, limit, start);
+    std::optional<Choice> choice = choose_gaps(model, limit, start);
+    if (!choice) choice = choose_gaps(model, limit, start, &lowest);
     ASSERT_TRUE(choice) << "seed " << kSeed << ", step " << drawn;
     const double best = best_seconds(model, seconds, limit);
     const StepModel::Load load = model.weigh(*choice);

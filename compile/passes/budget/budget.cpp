@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <optional>
+#include <utility>
 
 #include <fmt/ranges.h>
 
@@ -14,62 +17,86 @@ namespace {
 
 constexpr int kMostTries = 8;
 
+// What is held at each node of `program` by what later passes have made of it: waits and copies that they have put
+// between count for the node before. Empty if they have done more.
+std::vector<std::int64_t> bytes_at_nodes(const Program& program, const Program& finished, const Footprint& footprint) {
+  std::vector<std::int64_t> held(program.nodes.size(), 0);
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < finished.nodes.size(); ++i) {
+    const GraphNode& node = finished.nodes[i];
+    if (next < held.size() && node.op == program.nodes[next].op && node.attrs == program.nodes[next].attrs) ++next;
+    if (next == 0) continue;
+    const CategoryBytes& bytes = footprint.by_node[i];
+    held[next - 1] = std::max(held[next - 1], std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}));
+  }
+  if (next < held.size()) held.clear();
+  return held;
+}
+
 class Fitter {
  public:
   Fitter(const Program& program, PassContext& context)
       : program_(program),
         context_(context),
         model_(program, context.seconds ? context.seconds(program) : std::vector<double>(program.nodes.size(), 0.0)),
-        recorded_(footprint_of(model_.recorded())),
-        limit_(context.budget ? *context.budget - context.beside : recorded_.peak),
-        start_{model_.recorded(), std::vector<bool>(model_.gaps().size(), false)} {}
+        start_{model_.recorded(), std::vector<bool>(model_.gaps().size(), false)} {
+    Program finished = rewritten(model_.recorded());
+    context_.finish(finished);
+    recorded_ = context_.footprint(finished);
+    model_.learn(bytes_at_nodes(program_, finished, recorded_));
+    limit_ = context_.budget ? *context_.budget - context_.beside : recorded_.peak;
+  }
 
   Program run() {
     if (!context_.on_all) fix_gathers({});
-    Choice choice = choose();
+    Found found = choose();
     if (context_.on_all) {
-      fix_gathers(context_.on_all(gathers_left_out(choice)));
-      choice = choose();
-      if (!context_.on_all({footprint_of(choice).peak <= limit_})[0]) {  // and nobody asks after this
+      const bool is_possible = found.footprint.peak <= limit_;  // else all that follows is for the others
+      fix_gathers(context_.on_all(gathers_left_out(found.choice)));
+      if (is_possible) found = choose();
+      if (!context_.on_all({found.footprint.peak <= limit_})[0]) {  // and nobody asks after this
         fix_gathers({});
-        choice = choose();
+        if (is_possible) found = choose();
       }
     }
-    const Footprint outcome = footprint_of(choice);
-    if (outcome.peak > limit_) refuse(choice, outcome);
-    if (choice != model_.recorded()) note(choice, outcome);
-    return choice == model_.recorded() ? program_ : rewritten(choice);
+    if (found.footprint.peak > limit_) refuse(found);
+    if (found.choice == model_.recorded()) return program_;
+    note(found);
+    return rewritten(found.choice);
   }
 
   std::vector<Program> within(int points) {
     fix_gathers({});
     const std::vector<Choice> falling = falling_choices(model_, start_);
-    const std::int64_t lowest = footprint_of(falling.back()).peak;
-    std::int64_t unseen = recorded_.peak - model_.weigh(model_.recorded()).peak;
+    const Found lowest = least();
     std::size_t from = 0;
     std::vector<Program> programs(at(points));
     for (int i = points - 1; i >= 0; --i) {
-      const std::int64_t limit = lowest + (recorded_.peak - lowest) * i / (points - 1);
-      Choice within = falling.back();
-      for (int tries = 0; tries < kMostTries; ++tries) {
-        while (from + 1 < falling.size() && model_.weigh(falling[from]).peak > limit - unseen) ++from;
-        within = choose_gaps(model_, limit - unseen, start_, &falling[from]).value_or(falling.back());
-        const std::int64_t over = footprint_of(within).peak - limit;
-        if (over <= 0) break;
-        unseen += over;
-      }
-      programs[at(i)] = rewritten(within);
+      const std::int64_t limit =
+          lowest.footprint.peak + (recorded_.peak - lowest.footprint.peak) * i / std::max(1, points - 1);
+      while (from + 1 < falling.size() && model_.weigh(falling[from]).peak > limit) ++from;
+      std::optional<Found> found = find(limit, &falling[from]);
+      if (!found) found = find(limit, &lowest.choice);
+      programs[at(i)] = rewritten(found ? found->choice : lowest.choice);
     }
     return programs;
   }
 
  private:
+  struct Found {
+    Choice choice;
+    Footprint footprint;
+  };
+
   Program rewritten(const Choice& choice) const {
     Program program = model_.apply(choice);
     settle(program);
     return program;
   }
-  Footprint footprint_of(const Choice& choice) const { return context_.outcome(rewritten(choice)); }
+  Found found(Choice choice) const {
+    Footprint footprint = context_.outcome(rewritten(choice));
+    return {std::move(choice), std::move(footprint)};
+  }
 
   // By gap of a unit: whether this rank would hold what was recorded to be gathered again.
   std::vector<bool> gathers_left_out(const Choice& choice) const {
@@ -89,33 +116,39 @@ class Fitter {
     }
   }
 
-  // The model knows nothing of what queues hold: its limit follows what a replay would hold. The one with the least
-  // peak if none fits.
-  Choice choose() {
-    std::int64_t limit = limit_ - (recorded_.peak - model_.weigh(model_.recorded()).peak);
+  // The one with the least peak if none fits.
+  Found choose() const {
+    if (std::optional<Found> cheap = find(limit_, nullptr)) return std::move(*cheap);
+    Found lowest = least();
+    if (lowest.footprint.peak <= limit_)
+      if (std::optional<Found> near = find(limit_, &lowest.choice)) return std::move(*near);
+    return lowest;
+  }
+
+  Found least() const { return found(least_choice(model_, start_)); }
+
+  // The model does not know all that a replay holds: its limit follows that.
+  std::optional<Found> find(std::int64_t most, const Choice* from) const {
+    std::int64_t limit = most;
     for (int i = 0; i < kMostTries; ++i) {
-      const std::optional<Choice> choice = choose_gaps(model_, limit, start_);
+      std::optional<Choice> choice = choose_gaps(model_, limit, start_, from);
       if (!choice) break;
-      const std::int64_t over = footprint_of(*choice).peak - limit_;
-      if (over <= 0) return *choice;
-      limit -= over;
+      Found outcome = found(std::move(*choice));
+      const std::int64_t over = outcome.footprint.peak - most;
+      if (over <= 0) return outcome;
+      limit = std::min(limit, model_.weigh(outcome.choice).peak) - over;
     }
-    return least();
+    return std::nullopt;
   }
 
-  Choice least() const {
-    const Choice chosen = least_choice(model_, start_), fallen = falling_choices(model_, start_).back();
-    return model_.weigh(fallen).peak < model_.weigh(chosen).peak ? fallen : chosen;
-  }
-
-  [[noreturn]] void refuse(const Choice& choice, const Footprint& least) const {
-    const std::int64_t bytes = least.peak + context_.beside;
+  [[noreturn]] void refuse(const Found& least) const {
+    const std::int64_t bytes = least.footprint.peak + context_.beside;
     Error error(fmt::format("a budget of {} is below the least that the step can hold, {} ({} bytes)",
                             format_bytes(limit_ + context_.beside), format_bytes(bytes), bytes));
     error.add("held",
-              describe(least.at_peak) +
+              describe(least.footprint.at_peak) +
                   (context_.beside > 0 ? fmt::format(", and {} beside the step", format_bytes(context_.beside)) : ""));
-    if (least.node >= 0) error.add("at", description(choice, at(least.node)));
+    if (least.footprint.node >= 0) error.add("at", description(least.choice, at(least.footprint.node)));
     throw error;
   }
 
@@ -129,7 +162,8 @@ class Fitter {
     return fmt::format("{}{}, {}", there.op->name, module, name(there.phase));
   }
 
-  void note(const Choice& choice, const Footprint& outcome) {
+  void note(const Found& found) {
+    const auto& [choice, outcome] = found;
     int repeated = 0, gathered = 0;
     for (std::size_t g = 0; g < choice.size(); ++g) {
       if (choice[g] == model_.recorded()[g]) continue;
@@ -149,10 +183,10 @@ class Fitter {
 
   const Program& program_;
   PassContext& context_;
-  const StepModel model_;
-  const Footprint recorded_;
-  const std::int64_t limit_;
+  StepModel model_;
   Start start_;
+  Footprint recorded_;
+  std::int64_t limit_ = 0;
 };
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,7 @@ namespace {
 using Load = StepModel::Load;
 
 constexpr std::size_t kMostExact = 14;
+constexpr std::size_t kMostWork = 400'000;  // of exchanges: choices that are weighed, times gaps
 
 /// One gap done otherwise.
 struct Move {
@@ -20,10 +23,13 @@ struct Move {
   Over over = Over::held;
 };
 
+/// What it costs to let go of something: seconds, or the bytes that all nodes read and write.
+enum class Cost : std::uint8_t { seconds, moved };
+
 class Chooser {
  public:
-  Chooser(const StepModel& model, std::int64_t limit, const Start& start)
-      : model_(model), limit_(limit), start_(start), choice_(start.choice) {}
+  Chooser(const StepModel& model, std::int64_t limit, const Start& start, Cost cost = Cost::seconds)
+      : model_(model), limit_(limit), start_(start), cost_(cost), choice_(start.choice) {}
 
   std::optional<Choice> run(const Choice* from) {
     const std::vector<int> few = gaps_that_matter();
@@ -36,28 +42,42 @@ class Chooser {
       return choice_;
     }
     if (from) choice_ = *from;
-    if (!reach()) return std::nullopt;
+    if (!reach() && (from || !reach_by_bytes())) return std::nullopt;
     hold_again();
+    exchange();
     return choice_;
   }
 
-  std::vector<Choice> fall() {
+  // The first is within the limit, the peak of each other one lower than that before by a hundredth or more. `from`:
+  // all that it need not let go of is held again before.
+  std::vector<Choice> fall(const Choice* from = nullptr) {
+    if (from) {
+      choice_ = *from;
+      load_ = weigh();
+      const std::int64_t limit = std::exchange(limit_, load_.peak);
+      hold_again();
+      limit_ = limit;
+    }
     std::vector<Choice> choices;
-    load_ = weigh(true);
-    do {
+    while (reach()) {
       choices.push_back(choice_);
       limit_ = load_.peak - std::max<std::int64_t>(1, load_.peak / 100);
-    } while (reach());
+    }
     return choices;
   }
 
  private:
-  Load weigh(bool finds_gaps = false) const { return model_.weigh(choice_, limit_, finds_gaps); }
+  Load weigh(bool is_asked = false) const { return model_.weigh(choice_, limit_, is_asked); }
   Load weigh(const Move& move) {
+    ++num_weighed_;
     const Over before = std::exchange(choice_[at(move.gap)], move.over);
     const Load load = weigh();
     choice_[at(move.gap)] = before;
     return load;
+  }
+  // Beside what is chosen.
+  double cost_of(const Load& load) const {
+    return cost_ == Cost::seconds ? load.seconds - load_.seconds : load.moved - load_.moved;
   }
   bool is_unit(std::size_t gap) const { return model_.gaps()[gap].is_unit; }
   bool is_fixed(std::size_t gap) const { return start_.is_fixed[gap]; }
@@ -75,11 +95,19 @@ class Chooser {
     return true;
   }
 
+  bool reach_by_bytes() {
+    choice_ = start_.choice;
+    const Cost cost = std::exchange(cost_, Cost::moved);
+    const bool is_within = reach();
+    cost_ = cost;
+    return is_within;
+  }
+
   // Equal gaps in equal blocks stand for each other: the first is tried, which is the longest.
   std::vector<Move> moves_at_peak() const {
     std::map<std::pair<int, Over>, int> first_of_kind;
     for (const int gap : load_.at_peak) {
-      if (choice_[at(gap)] == Over::brief || is_unit(at(gap)) || is_fixed(at(gap))) continue;
+      if (choice_[at(gap)] == Over::brief || is_unit(at(gap)) || is_fixed(at(gap)) || gap == stays_) continue;
       const auto [found, is_new] = first_of_kind.try_emplace({model_.gaps()[at(gap)].kind, choice_[at(gap)]}, gap);
       if (!is_new && model_.gaps()[at(gap)].first < model_.gaps()[at(found->second)].first) found->second = gap;
     }
@@ -104,7 +132,7 @@ class Chooser {
       const Load load = weigh(move);
       const double gain = load_.excess - load.excess;
       if (!std::isfinite(load.seconds) || gain <= 0) continue;
-      const double price = (load.seconds - load_.seconds) / gain;
+      const double price = cost_of(load) / gain;
       if (best.gap >= 0 && price >= best_price) continue;
       best = move;
       best_price = price;
@@ -112,22 +140,58 @@ class Chooser {
     return best;
   }
 
-  // What later ones have made needless, the dearest first; then what was recorded to be gathered twice.
+  // What costs most is held again first, or what costs most for its bytes, whichever comes out cheaper; then what was
+  // recorded to be gathered twice.
   void hold_again() {
-    std::vector<std::pair<double, int>> gone;
-    for (std::size_t g = 0; g < choice_.size(); ++g)
-      if (choice_[g] != start_.choice[g])
-        gone.emplace_back(weigh({static_cast<int>(g), start_.choice[g]}).seconds, static_cast<int>(g));
-    std::ranges::sort(gone);
-    for (const auto& [seconds, gap] : gone) keep_if_it_fits({gap, start_.choice[at(gap)]});
+    std::vector<std::pair<double, int>> dearest, best;
+    for (std::size_t g = 0; g < choice_.size(); ++g) {
+      const auto gap = static_cast<int>(g);
+      if (choice_[g] == start_.choice[g] || gap == stays_) continue;
+      const double cost = cost_of(weigh({gap, start_.choice[g]}));
+      dearest.emplace_back(cost, gap);
+      best.emplace_back(cost / static_cast<double>(model_.gaps()[g].bytes), gap);
+    }
+    const std::pair before(choice_, load_);
+    keep_all_that_fit(dearest);
+    const std::pair first(std::exchange(choice_, before.first), std::exchange(load_, before.second));
+    keep_all_that_fit(best);
+    if (cost_of(first.second) < 0) std::tie(choice_, load_) = first;
     for (std::size_t g = 0; g < choice_.size(); ++g)
       if (is_unit(g) && !is_fixed(g) && choice_[g] != Over::held) keep_if_it_fits({static_cast<int>(g), Over::held});
   }
+  void keep_all_that_fit(std::vector<std::pair<double, int>>& gaps) {
+    std::ranges::sort(gaps);
+    for (const auto& [cost, gap] : gaps) keep_if_it_fits({gap, start_.choice[at(gap)]});
+  }
   void keep_if_it_fits(const Move& move) {
     const Load load = weigh(move);
-    if (load.peak > limit_ || load.seconds > load_.seconds) return;
+    if (load.peak > limit_ || cost_of(load) > 0) return;
     choice_[at(move.gap)] = move.over;
     load_ = load;
+  }
+
+  // Does otherwise with one of each kind, and lets others go, or holds others, for it, where that is cheaper.
+  void exchange() {
+    num_weighed_ = 0;
+    for (bool is_cheaper = true; std::exchange(is_cheaper, false);) {
+      std::set<std::pair<int, Over>> kinds;
+      for (std::size_t g = 0; g < choice_.size() && num_weighed_ * choice_.size() < kMostWork; ++g)
+        if (!is_unit(g) && !is_fixed(g) && kinds.emplace(model_.gaps()[g].kind, choice_[g]).second)
+          is_cheaper = does_otherwise(static_cast<int>(g)) || is_cheaper;
+    }
+  }
+  bool does_otherwise(int gap) {
+    const std::pair before(choice_, load_);
+    Over& over = choice_[at(gap)];
+    over = over == start_.choice[at(gap)] ? Over::gone : start_.choice[at(gap)];
+    if (over == before.first[at(gap)]) return false;
+    stays_ = gap;
+    const bool is_within = reach();
+    if (is_within) hold_again();
+    stays_ = -1;
+    if (is_within && cost_of(before.second) > 0) return true;
+    std::tie(choice_, load_) = before;
+    return false;
   }
 
   std::vector<int> gaps_that_matter() const {
@@ -154,8 +218,11 @@ class Chooser {
   const StepModel& model_;
   std::int64_t limit_;
   const Start& start_;
+  Cost cost_;
   Choice choice_;
   Load load_;
+  int stays_ = -1;  // a gap that is left as it is
+  std::size_t num_weighed_ = 0;
 };
 
 }  // namespace
@@ -165,17 +232,19 @@ std::optional<Choice> choose_gaps(const StepModel& model, std::int64_t limit, co
 }
 
 std::vector<Choice> falling_choices(const StepModel& model, const Start& start) {
-  return Chooser(model, 0, start).fall();
+  return Chooser(model, model.weigh(start.choice).peak, start).fall();
 }
 
-// Limits fall by a hundredth of what is held until one is not reached.
+// What was let go at first may be in the way later, so where it ends it begins once more, with a lower limit.
 Choice least_choice(const StepModel& model, const Start& start) {
   Choice least = start.choice;
-  for (;;) {
+  for (std::int64_t limit = model.weigh(least).peak;;) {
+    std::vector<Choice> lower = Chooser(model, limit, start, Cost::moved).fall();
+    if (lower.empty()) lower = Chooser(model, limit, start, Cost::moved).fall(&least);
+    if (lower.empty()) return least;
+    least = std::move(lower.back());
     const std::int64_t peak = model.weigh(least).peak;
-    const std::optional<Choice> lower = choose_gaps(model, peak - std::max<std::int64_t>(1, peak / 100), start);
-    if (!lower) return least;
-    least = *lower;
+    limit = peak - std::max<std::int64_t>(1, peak / 500);
   }
 }
 

@@ -16,9 +16,9 @@ struct Start {
 
 /// A choice whose peak is at most `limit`, or nothing if none was found. What is gone at the start stays gone, but
 /// gathered parameters. Where few gaps matter it is the best there is; else values are let go one after the other,
-/// those first that take most off what is over the limit for a second, and held again where others make up for it. The
-/// same on all ranks that give the same model, limit and start. `from`: one of falling_choices()
-/// to go on from.
+/// those first that take most off what is over the limit for a second, and held again where there is room, the most
+/// seconds per byte first. The same on all ranks that give the same model, limit and start. `from`: a choice to go on
+/// from, where letting go from the start comes to nothing or takes long.
 std::optional<Choice> choose_gaps(const StepModel& model, std::int64_t limit, const Start& start,
                                   const Choice* from = nullptr);
 
@@ -26,7 +26,8 @@ std::optional<Choice> choose_gaps(const StepModel& model, std::int64_t limit, co
 /// after the other comes to. In them nothing has been held again that could be.
 std::vector<Choice> falling_choices(const StepModel& model, const Start& start);
 
-/// The choice with the least peak that was found.
+/// The choice with the least peak that is found, by bytes alone: what prices say changes nothing. Nothing has been held
+/// again in it.
 Choice least_choice(const StepModel& model, const Start& start);
 
 }  // namespace sherd::ir

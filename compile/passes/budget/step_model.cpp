@@ -74,7 +74,7 @@ void add_once(std::vector<int>& list, int item) {
 }  // namespace
 
 StepModel::StepModel(const Program& program, std::vector<double> seconds)
-    : program_(program), seconds_(std::move(seconds)) {
+    : program_(program), seconds_(std::move(seconds)), beside_(program.nodes.size(), 0) {
   find_temporaries();
   find_work();
   find_gaps();
@@ -157,6 +157,11 @@ void StepModel::find_reads(int index) {
   const GraphNode& node = program_.nodes[at(index)];
   Work& work = work_[at(index)];
   work.seconds = seconds_[at(index)];
+  const auto add_bytes = [&](const TensorRef& ref) {
+    if (ref.defined()) work.moved += static_cast<double>(numel(ref.shape) * byte_size(ref.dtype));
+  };
+  std::ranges::for_each(node.in, add_bytes);
+  std::ranges::for_each(node.out, add_bytes);
   work.scratch = scratch_of(program_, node);
   const auto read = [&](ValueId value) {
     const int held = held_of_[at(value)];

@@ -9,6 +9,7 @@
 // Nodes that mean the same are one here, so what was recorded is a choice like any other: it repeats what is gone.
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,10 +43,13 @@ class StepModel {
   };
   /// What a choice costs and holds.
   struct Load {
-    double seconds = 0;          ///< of all nodes; infinite if something cannot be brought back where it is needed
-    std::int64_t peak = 0;       ///< of temporaries, scratch and gathered parameters
-    double excess = 0;           ///< bytes over the limit that was given, summed over the nodes
-    std::vector<int> at_peak{};  ///< gaps over which something is held at the peak that is not used there, if asked for
+    double seconds = 0;     ///< of all nodes; infinite if something cannot be brought back where it is needed
+    double moved = 0;       ///< bytes that all nodes read and write, which no price changes
+    std::int64_t peak = 0;  ///< of temporaries, scratch and gathered parameters
+    double excess = 0;      ///< bytes over the limit that was given, summed over the nodes
+    // If asked for:
+    std::vector<int> at_peak{};        ///< gaps over which something is held at the peak that is not used there
+    std::vector<std::int64_t> held{};  ///< at each node that runs
   };
 
   /// `seconds`: by node. The program is as ssa() leaves it, and outlives the model.
@@ -56,8 +60,12 @@ class StepModel {
   const Choice& recorded() const { return recorded_; }
   int num_kinds() const { return num_kinds_; }
 
+  /// What a replay of what was recorded holds at each node: what it holds beside what is known here, as bytes of
+  /// queues, is held from now on.
+  void learn(std::span<const std::int64_t> held);
+
   Load weigh(const Choice& choice, std::int64_t limit = std::numeric_limits<std::int64_t>::max(),
-             bool finds_gaps = false) const;
+             bool is_asked = false) const;
   /// The program that does as chosen: nodes repeated or left out, numbers and frees of before; see settle().
   Program apply(const Choice& choice) const;
 
@@ -79,7 +87,7 @@ class StepModel {
     int writes;  // that the node has found
   };
   struct Work {
-    double seconds = 0;
+    double seconds = 0, moved = 0;
     std::int64_t scratch = 0;
     std::vector<int> reads, makes;  // held; of outputs -1: no temporary that begins here
     std::vector<int> donors;        // of reads, whose bytes output 0 may take
@@ -105,6 +113,7 @@ class StepModel {
   std::vector<int> held_of_;  // by value; -1: no temporary
   std::vector<Held> held_;
   std::vector<Work> work_;
+  std::vector<std::int64_t> beside_;  // by node
   std::vector<Gap> gaps_;
   Choice recorded_;
   int num_kinds_ = 0;

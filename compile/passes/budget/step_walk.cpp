@@ -54,7 +54,7 @@ class StepWalk {
     return is_possible_;
   }
 
-  StepModel::Load load(std::int64_t limit, bool finds_gaps) const;
+  StepModel::Load load(std::int64_t limit, bool is_asked) const;
   Program apply() const;
 
  private:
@@ -194,7 +194,7 @@ class StepWalk {
 
 // Bytes rise by what a step makes and its scratch, and fall by what it is the last to use. What may write over an input
 // takes its bytes.
-StepModel::Load StepWalk::load(std::int64_t limit, bool finds_gaps) const {
+StepModel::Load StepWalk::load(std::int64_t limit, bool is_asked) const {
   StepModel::Load found;
   std::int64_t now = 0;
   for (std::size_t v = 0; v < present_.size(); ++v) {
@@ -210,13 +210,15 @@ StepModel::Load StepWalk::load(std::int64_t limit, bool finds_gaps) const {
     const StepModel::Work& work = model_.work_[at(step.node)];
     const GraphNode& node = model_.program_.nodes[at(step.node)];
     found.seconds += work.seconds;
+    found.moved += work.moved;
     if (!step.repeats)
       for (const ValueId v : node.restores) now += model_.program_.value(v).bytes;
     const int donor = donor_of(step, static_cast<int>(s));
     for (std::size_t o = 0; o < work.makes.size(); ++o)
       if (const int made = made_[step.first_made + o]; made >= 0 && (o > 0 || donor < 0)) now += bytes[at(made)];
     if (donor >= 0) gave[at(donor)] = true;
-    const std::int64_t most = now + work.scratch;
+    const std::int64_t most = now + work.scratch + model_.beside_[at(step.before)];
+    if (is_asked) found.held.push_back(most);
     if (most > found.peak) {
       found.peak = most;
       peak_step = static_cast<int>(s);
@@ -232,7 +234,7 @@ StepModel::Load StepWalk::load(std::int64_t limit, bool finds_gaps) const {
     if (!step.repeats)
       for (const ValueId v : node.releases) now -= model_.program_.value(v).bytes;
   }
-  if (finds_gaps) find_gaps(peak_step, found.at_peak);
+  if (is_asked) find_gaps(peak_step, found.at_peak);
   return found;
 }
 
@@ -298,10 +300,16 @@ void StepWalk::rename(TensorRef& ref, const Step& step, const std::vector<ValueI
   ref.value = value_of[at(reads_[step.first_read + r])];
 }
 
-StepModel::Load StepModel::weigh(const Choice& choice, std::int64_t limit, bool finds_gaps) const {
+StepModel::Load StepModel::weigh(const Choice& choice, std::int64_t limit, bool is_asked) const {
   StepWalk walk(*this, choice);
   if (!walk.run()) return {.seconds = kInfinite, .peak = std::numeric_limits<std::int64_t>::max()};
-  return walk.load(limit, finds_gaps);
+  return walk.load(limit, is_asked);
+}
+
+void StepModel::learn(std::span<const std::int64_t> held) {
+  const std::vector<std::int64_t> known = weigh(recorded_, 0, true).held;
+  if (held.size() != known.size() || known.size() != beside_.size()) return;
+  for (std::size_t i = 0; i < known.size(); ++i) beside_[i] += held[i] - known[i];
 }
 
 Program StepModel::apply(const Choice& choice) const {
