@@ -68,6 +68,11 @@ void check_scopes() {
   check(!modes.saved_policy && !modes.segment_policy,
         "a captured step is called within a scope that offloads, or recomputes, what backward needs, and a replay "
         "would not: open the scope in the step");
+  check(
+      modes.leaves == 1,
+      "a captured step is called within a pass over {} leaves, of which a replay knows nothing: open the scope in the "
+      "step",
+      modes.leaves);
 }
 
 }  // namespace

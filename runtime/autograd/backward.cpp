@@ -3,8 +3,10 @@
 // counts (how many recorded uses are still to come), because sinks must know when the last contribution is in.
 #include <algorithm>
 #include <map>
+#include <unordered_map>
 
 #include "runtime/autograd/autograd.h"
+#include "runtime/autograd/leaves.h"
 #include "runtime/autograd/recomputed.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
@@ -22,6 +24,19 @@ bool is_distributed(const Tensor& t) { return t.defined() && t.is_distributed();
 bool takes(const Tensor& buffer, std::span<const Tensor> from) {
   return buffer.defined() && (buffer.is_distributed() || std::ranges::none_of(from, is_distributed));
 }
+
+std::string_view name_of(const Node& node) {
+  return node.kind == Node::Kind::op ? static_cast<const OpNode&>(node).op->name : "a parameter";
+}
+
+void check_has_leaves(const Tensor& root, std::int64_t leaves) {
+  const Tensor& loss = tape_modes().loss_of_leaves;
+  check(loss.defined() && loss.grad_node() == root.grad_node(),
+        "backward over {} leaves from {}, which {} has made: only linear_cross_entropy gives each leaf a loss of its "
+        "own; "
+        "train leaves one after the other",
+        leaves, root, name_of(*root.grad_node()));
+}
 }  // namespace
 
 class BackwardPass {
@@ -31,6 +46,7 @@ class BackwardPass {
         outer_path_(context_.module_path),
         id_(context_.next_id()),
         options_(options),
+        batch_leaves_(tape_modes().leaves),
         recording_off_(false),
         phase_(StepPhase::backward) {
     check(!in_backward(), "backward() inside backward() is not supported: gradients are not recorded");
@@ -50,6 +66,7 @@ class BackwardPass {
 
   void run(const Tensor& root, Tensor grad) {
     start_ = NodeRef(root.grad_node());
+    if (batch_leaves_ > 1) check_has_leaves(root, batch_leaves_);
     count_leaf_uses(start_.get());
     deliver(start_.get(), root.output_index(), std::move(grad));
     while (!heap_.empty()) {
@@ -85,6 +102,7 @@ class BackwardPass {
   void deliver(Node* node, int index, Tensor gradient) {
     if (node->kind == Node::Kind::leaf) {
       auto* leaf = static_cast<Leaf*>(node);
+      check_apart(*leaf);
       leaf->received = true;
       if (leaf->slot) leaf->slot->sink().accept(*leaf->slot, std::move(gradient));
       return;
@@ -104,6 +122,61 @@ class BackwardPass {
   RecomputedValues& recomputed() { return recomputed_; }
   bool retains_graph() const { return options_.retain_graph; }
   std::uint64_t id() const { return id_; }
+  std::int64_t leaves() const { return batch_leaves_; }
+  bool has_turn_of_leaf() const { return leaf_ >= 0; }
+  bool is_last_turn() const { return leaf_ < 0 || leaf_ == batch_leaves_ - 1; }
+
+  /// What is given while it lives is of one leaf.
+  class LeafTurn {
+   public:
+    LeafTurn(BackwardPass& pass, std::int64_t leaf) : pass_(pass), outer_(pass.leaf_) {
+      if (outer_ < 0 && pass.batch_leaves_ > 1) pass.leaf_ = leaf;
+    }
+    ~LeafTurn() { pass_.leaf_ = outer_; }
+    LeafTurn(const LeafTurn&) = delete;
+    LeafTurn& operator=(const LeafTurn&) = delete;
+
+   private:
+    BackwardPass& pass_;
+    const std::int64_t outer_;
+  };
+
+  /// Puts the gradients that a call got of this leaf in place of those that it got of all rows, while it lives.
+  class LeafPending {
+   public:
+    LeafPending(BackwardPass& pass, const Edge& edge) {
+      if (!pass.has_turn_of_leaf() || edge.node.get()->kind != Node::Kind::op) return;
+      to_ = static_cast<OpNode*>(edge.node.get());
+      auto& all = pass.by_leaf_[to_];
+      all.resize(static_cast<std::size_t>(pass.batch_leaves_));
+      of_leaf_ = &all[static_cast<std::size_t>(pass.leaf_)];
+      std::swap(to_->pending, *of_leaf_);
+    }
+    ~LeafPending() {
+      if (to_) std::swap(to_->pending, *of_leaf_);
+    }
+    LeafPending(const LeafPending&) = delete;
+    LeafPending& operator=(const LeafPending&) = delete;
+
+   private:
+    OpNode* to_ = nullptr;
+    SmallVec<Tensor, 1>* of_leaf_ = nullptr;
+  };
+
+  /// Where a slot's next contribution, of this meta, is written.
+  GradSink::Destination destination(Leaf& leaf, const TensorMeta& meta) {
+    GradSink& sink = leaf.slot->sink();
+    if (batch_leaves_ == 1) return sink.destination(*leaf.slot);
+    check_apart(leaf);
+    auto found = sums_.find(&leaf);
+    if (found == sums_.end())
+      found = sums_.try_emplace(&leaf, batch_leaves_, meta, sink.destination(*leaf.slot), leaf.expected > 1).first;
+    return found->second.place_of(leaf_);
+  }
+  void wrote(Leaf& leaf) {
+    leaf.received = true;
+    if (batch_leaves_ == 1) leaf.slot->sink().wrote(*leaf.slot);
+  }
 
   void add_callback(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
 
@@ -151,9 +224,43 @@ class BackwardPass {
   } catch (...) {  // out of memory: peers wait for their deadline
   }
 
+  void check_apart(const Leaf& leaf) const {
+    if (batch_leaves_ == 1 || has_turn_of_leaf()) return;
+    fail(
+        "\"{}\" gets a gradient by {}, whose vjp sums over the rows of {} leaves together; train leaves one after the "
+        "other, or give_rows() in its vjp",
+        leaf.slot ? leaf.slot->name() : "a parameter", name_of(*current_), batch_leaves_);
+  }
+
   void apply(OpNode& node) {
     check_not_freed(node);
     recomputed_.begin_turn(node);
+    const bool has_leaves = !by_leaf_.empty() && by_leaf_.contains(&node);
+    const std::uint32_t taken = has_leaves ? run_by_leaf(node) : run_vjp(node);
+    recomputed_.end_turn(node, taken);
+    if (options_.retain_graph) return;
+    node.freed = true;
+    node.saved_inputs.clear();
+    node.saved_outputs.clear();
+  }
+
+  std::uint32_t run_by_leaf(OpNode& node) {
+    auto of_leaves = by_leaf_.extract(&node);
+    check(node.pending.empty(),
+          "{} gets gradients both of all rows and of single leaves, so it mixes rows of {} leaves; train leaves one "
+          "after the other",
+          node.op->name, batch_leaves_);
+    std::uint32_t taken = 0;
+    for (std::int64_t leaf = 0; leaf < batch_leaves_; ++leaf) {
+      const LeafTurn turn(*this, leaf);
+      node.pending = std::move(of_leaves.mapped()[static_cast<std::size_t>(leaf)]);
+      taken = run_vjp(node);
+    }
+    return taken;
+  }
+
+  // Returns the inputs that take_in() gave.
+  std::uint32_t run_vjp(OpNode& node) {
     run_hooks(node);
     VjpCall call(node, *this);
     try {
@@ -166,11 +273,7 @@ class BackwardPass {
       throw;
     }
     node.pending.clear();
-    recomputed_.end_turn(node, call.taken_);
-    if (options_.retain_graph) return;
-    node.freed = true;
-    node.saved_inputs.clear();
-    node.saved_outputs.clear();
+    return call.taken_;
   }
 
   void run_hooks(OpNode& node) {
@@ -203,21 +306,38 @@ class BackwardPass {
     leaf.expected = 0;
     leaf.received = false;
   }
-  static void finish(Leaf& leaf) {
+  void finish(Leaf& leaf) {
     reset(leaf);
-    if (leaf.slot) leaf.slot->sink().finish(*leaf.slot);
+    if (!leaf.slot) return;
+    if (batch_leaves_ > 1) put_sum(leaf);
+    leaf.slot->sink().finish(*leaf.slot);
+  }
+
+  void put_sum(Leaf& leaf) {
+    auto sums = sums_.extract(&leaf);
+    if (!sums) return;
+    Slot& slot = *leaf.slot;
+    const Tensor total = sums.mapped().total();
+    const GradSink::Destination& home = sums.mapped().home();
+    if (!home.buffer.defined()) return slot.sink().accept(slot, total);
+    if (home.accumulate) copy_into(home.buffer, total, true);
+    slot.sink().wrote(slot);
   }
 
   RankContext& context_;
   const std::string* const outer_path_;
   const std::uint64_t id_;
   const BackwardOptions& options_;
+  const std::int64_t batch_leaves_;
+  std::int64_t leaf_ = -1;  // whose gradients are given; -1: those of all rows
   GradMode recording_off_;
   PhaseScope phase_;
   NodeRef start_, current_;
   std::vector<OpNode*> heap_;  // kept alive by the nodes that point to them, ultimately by start_
   std::vector<NodeRef> leaves_;
   RecomputedValues recomputed_;
+  std::unordered_map<const Leaf*, LeafSums> sums_;
+  std::unordered_map<const OpNode*, std::vector<SmallVec<Tensor, 1>>> by_leaf_;  // pending, of calls not of the batch
   std::vector<std::function<void()>> callbacks_;
 };
 
@@ -332,6 +452,7 @@ Tensor VjpCall::take_grad(std::size_t i) {
 }
 
 Tensor VjpCall::take_in(std::size_t i) {
+  if (!pass_.is_last_turn()) return in(i);
   if (is_recomputed(node_, i)) {
     taken_ |= 1u << i;
     return pass_.recomputed().take(maker_of(node_, i), output_of(node_, i));
@@ -352,13 +473,12 @@ void VjpCall::give(std::size_t i, Tensor gradient) {
   if (edge.node.get()->kind == Node::Kind::leaf) {
     auto& leaf = *static_cast<Leaf*>(edge.node.get());
     if (leaf.slot)
-      if (const auto to = leaf.slot->sink().destination(*leaf.slot); takes(to.buffer, {&gradient, 1})) {
+      if (const auto to = pass_.destination(leaf, meta); takes(to.buffer, {&gradient, 1})) {
         copy_into(to.buffer, std::move(gradient), to.accumulate);
-        leaf.received = true;
-        leaf.slot->sink().wrote(*leaf.slot);
-        return;
+        return pass_.wrote(leaf);
       }
   }
+  const BackwardPass::LeafPending of_leaf(pass_, edge);
   pass_.deliver(edge.node.get(), edge.index, std::move(gradient));
 }
 
@@ -389,16 +509,18 @@ void VjpCall::give_call(std::size_t i, const Op& op, std::span<Tensor> in, Attrs
   if (edge.node.get()->kind == Node::Kind::leaf) {
     auto& leaf = *static_cast<Leaf*>(edge.node.get());
     if (leaf.slot)
-      if (const auto to = leaf.slot->sink().destination(*leaf.slot); takes(to.buffer, in)) {
+      if (const auto to = pass_.destination(leaf, node_.input_metas[i]); takes(to.buffer, in)) {
         call_op_into(op, in, op_attrs, to.buffer, to.accumulate, {.layout = layout});
-        leaf.received = true;
-        leaf.slot->sink().wrote(*leaf.slot);
-        return;
+        return pass_.wrote(leaf);
       }
   }
-  Tensor* sum = sum_to_extend(edge, op);
-  const bool is_local = sum && !is_distributed(*sum) && std::ranges::none_of(in, is_distributed);
-  if (is_local) return call_op_into(op, in, op_attrs, *sum, true);
+  Tensor* sum = nullptr;
+  {
+    const BackwardPass::LeafPending of_leaf(pass_, edge);
+    sum = sum_to_extend(edge, op);
+    const bool is_local = sum && !is_distributed(*sum) && std::ranges::none_of(in, is_distributed);
+    if (is_local) return call_op_into(op, in, op_attrs, *sum, true);
+  }
   // How a distributed result will lie only the dist layer knows: it adds it in place if it lies as the sum does.
   const Wanted wanted{.layout = layout, .sum = sum && is_distributed(*sum) ? sum : nullptr};
   Tensor gradient = std::move(call_op(op, in, op_attrs, wanted)[0]);
@@ -409,8 +531,42 @@ void VjpCall::give_call(std::size_t i, const Op& op, std::span<Tensor> in, Attrs
 
 void VjpCall::give_summed(std::size_t i, Tensor gradient) {
   if (!wants(i)) return;
-  if (gradient.shape() == in_shape(i)) return give(i, std::move(gradient));
-  give(i, op::sum_to, SumToAttrs{in_shape(i)}, std::move(gradient));
+  const Shape& shape = in_shape(i);
+  if (gradient.shape() == shape) return give(i, std::move(gradient));
+  const bool sums_rows = shape.size() < gradient.ndim() || shape[0] != gradient.size(0);
+  if (sums_rows) give_rows(i, op::sum_to, SumToAttrs{shape}, std::move(gradient));
+  else give(i, op::sum_to, SumToAttrs{shape}, std::move(gradient));
+}
+
+std::int64_t VjpCall::leaves() const { return pass_.has_turn_of_leaf() ? 1 : pass_.leaves(); }
+
+Tensor VjpCall::rows_of_leaf(std::int64_t leaf, const Tensor& rows) const {
+  const std::int64_t all = leaves();
+  if (all == 1) return rows;
+  check(rows.ndim() > 0 && rows.size(0) % all == 0, "{} does not divide into {} leaves of rows", rows, all);
+  const std::int64_t own = rows.size(0) / all;
+  return narrow(rows, 0, leaf * own, own);
+}
+
+void VjpCall::give_rows_call(std::size_t i, const Op& op, std::span<Tensor> in, AttrsView op_attrs) {
+  const std::int64_t all = leaves();
+  if (all == 1) return give_call(i, op, in, op_attrs);
+  for (std::int64_t leaf = 0; leaf < all; ++leaf) {
+    std::vector<Tensor> part;
+    for (const Tensor& t : in) part.push_back(rows_of_leaf(leaf, t));
+    give_of_leaf(leaf, i, op, part, op_attrs);
+  }
+}
+
+void VjpCall::give_of_leaf(std::int64_t leaf, std::size_t i, Tensor gradient) {
+  const BackwardPass::LeafTurn turn(pass_, leaf);
+  give(i, std::move(gradient));
+}
+
+void VjpCall::give_of_leaf(std::int64_t leaf, std::size_t i, const Op& op, std::span<Tensor> in, AttrsView op_attrs) {
+  if (!wants(i)) return;
+  const BackwardPass::LeafTurn turn(pass_, leaf);
+  give_call(i, op, in, op_attrs);
 }
 
 }  // namespace sherd

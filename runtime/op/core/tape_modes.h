@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "runtime/exec/context.h"
+#include "runtime/op/core/tensor.h"
 
 namespace sherd {
 
@@ -18,6 +19,9 @@ struct TapeModes {
   /// autograd/segment.h.
   const SegmentPolicy* segment_policy = nullptr;
   std::uint64_t segment = 0;
+  /// Leaves of the batch that a pass has, and the loss of them all, once it is known. See autograd/leaves.h.
+  std::int64_t leaves = 1;
+  Tensor loss_of_leaves{};
 };
 
 inline TapeModes& tape_modes() { return RankContext::current().state<TapeModes>(); }

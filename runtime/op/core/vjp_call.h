@@ -46,9 +46,25 @@ class VjpCall {
   /// As give(), after summing over the dims along which input i was broadcast.
   void give_summed(std::size_t i, Tensor gradient);
 
+  /// How many leaves the rows of this call are, which are to be summed apart (autograd/leaves.h); 1 in most passes.
+  std::int64_t leaves() const;
+  /// Rows of one leaf. Error unless dim 0 divides into leaves.
+  Tensor rows_of_leaf(std::int64_t leaf, const Tensor& rows) const;
+  /// As give() of an op that sums over dim 0 of all its inputs: each leaf's rows alone.
+  template <class... In>
+  void give_rows(std::size_t i, const Op& op, AttrsView op_attrs, In&&... in) {
+    if (!wants(i)) return;
+    Tensor inputs[] = {std::forward<In>(in)...};
+    give_rows_call(i, op, inputs, op_attrs);
+  }
+  /// As give(), of one leaf's rows; leaf after leaf.
+  void give_of_leaf(std::int64_t leaf, std::size_t i, Tensor gradient);
+  void give_of_leaf(std::int64_t leaf, std::size_t i, const Op& op, std::span<Tensor> in, AttrsView op_attrs);
+
  private:
   friend class BackwardPass;
   void give_call(std::size_t i, const Op& op, std::span<Tensor> in, AttrsView op_attrs);
+  void give_rows_call(std::size_t i, const Op& op, std::span<Tensor> in, AttrsView op_attrs);
   OpNode& node_;
   BackwardPass& pass_;
   std::uint32_t taken_ = 0;  // bit mask: inputs that take_in() gave
