@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "runtime/comm/group/sum_order.h"
 #include "runtime/cpu/dense.h"
 #include "runtime/cpu/gemm/gemm.h"
 #include "runtime/cpu/kernels.h"
@@ -32,10 +33,10 @@ class Targets {
   /// Whether one of the columns is target i, and which.
   bool is_here(std::int64_t i) const { return classes_.is_here((*this)[i]); }
   std::int64_t column(std::int64_t i) const { return (*this)[i] - classes_.first; }
-  /// Number of targets that count; throws Error naming the first that is no class.
-  std::int64_t count(std::int64_t rows) const {
+  /// Number of targets that count, of rows [begin, end); throws Error naming the first that is no class.
+  std::int64_t count(std::int64_t begin, std::int64_t end) const {
     std::int64_t n = 0;
-    for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t i = begin; i < end; ++i) {
       if (ignored(i)) continue;
       const std::int64_t target = (*this)[i];
       check(classes_.exists(target), "target {} at position {} is not a class: classes are 0 to {}, and {} is ignored",
@@ -89,15 +90,16 @@ void put_rows(const T* logits, std::int64_t first, std::int64_t rows, std::int64
   });
 }
 
-/// The same for logits x weight^T, of which a chunk of rows is held at a time.
+/// The same for logits x weight^T, of which a chunk of rows is held at a time, leaf after leaf.
 template <class T, class Out>
 void put_rows_of_product(const KernelCall& c, ScratchCursor& scratch, const Targets& targets, const Out& out) {
   const Tensor &x = c.in[0], &weight = c.in[1];
   const std::int64_t v = weight.shape()[0], k = weight.shape()[1], rows = c.in[2].numel(), chunk = loss_chunk_rows(v);
+  const std::int64_t of_leaf = rows / c.attrs.as<CrossEntropyAttrs>().leaves;
   const T *const in = scratch.dense<T>(x), *const w = scratch.dense<T>(weight);
   T* const logits = scratch.take<T>(std::min(chunk, rows) * v);
-  for (std::int64_t first = 0; first < rows; first += chunk) {
-    const std::int64_t m = std::min(chunk, rows - first);
+  for (std::int64_t first = 0, m = 0; first < rows; first += m) {
+    m = std::min(chunk, of_leaf - first % of_leaf);
     if (v > 0) gemm(logits_product<Gemm>(x.dtype(), m, weight.shape()), in + first * k, w, logits);
     put_rows(logits, first, m, v, targets, out);
   }
@@ -110,23 +112,30 @@ LossOut<Math, A> loss_out(const KernelCall& c, A* losses) {
   return {c.out[1].mutable_data<A>(), losses};
 }
 
+// Each leaf has a mean of its own, as on a rank of its own.
 template <class A>
-void mean_loss(const A* losses, std::int64_t rows, std::int64_t count, const KernelCall& c) {
-  double total = 0;
-  for (std::int64_t i = 0; i < rows; ++i) total += static_cast<double>(losses[i]);
-  *c.out[0].mutable_data<A>() = count == 0 ? A{} : static_cast<A>(total / static_cast<double>(count));
-  *c.out[2].mutable_data<A>() = static_cast<A>(count);
+void mean_loss(const A* losses, std::int64_t rows, std::span<const std::int64_t> counts, const KernelCall& c) {
+  const auto leaves = std::ssize(counts), of_leaf = rows / leaves;
+  std::vector<A> means;
+  for (std::int64_t leaf = 0; leaf < leaves; ++leaf) {
+    const std::int64_t count = counts[static_cast<std::size_t>(leaf)];
+    double total = 0;
+    for (std::int64_t i = 0; i < of_leaf; ++i) total += static_cast<double>(losses[leaf * of_leaf + i]);
+    means.push_back(count == 0 ? A{} : static_cast<A>(total / static_cast<double>(count)));
+    c.out[2].mutable_data<A>()[leaf] = static_cast<A>(count);
+  }
+  *c.out[0].mutable_data<A>() = sum_in_tree(std::span<const A>(means), std::plus<A>());
 }
 
 void cross_entropy_kernel(const KernelCall& c) {
   const std::int64_t v = c.in[0].shape().back(), rows = c.in[1].numel();
   ScratchCursor scratch(c.exec);
   const Targets targets(c, c.in[1], v, scratch);
-  const std::int64_t count = targets.count(rows);
+  const std::int64_t count = targets.count(0, rows);
   visit_floating(c.in[0].dtype(), [&]<class T>(Type<T>) {
     auto* const losses = scratch.take<Accumulator<T>>(rows);
     put_rows(scratch.dense<T>(c.in[0]), 0, rows, v, targets, loss_out(c, losses));
-    mean_loss(losses, rows, count, c);
+    mean_loss(losses, rows, {&count, 1}, c);
   });
 }
 
@@ -134,11 +143,14 @@ void linear_cross_entropy_kernel(const KernelCall& c) {
   const std::int64_t rows = c.in[2].numel();
   ScratchCursor scratch(c.exec);
   const Targets targets(c, c.in[2], c.in[1].shape()[0], scratch);
-  const std::int64_t count = targets.count(rows);
+  const std::int64_t leaves = c.attrs.as<CrossEntropyAttrs>().leaves, of_leaf = rows / leaves;
+  std::vector<std::int64_t> counts;
+  for (std::int64_t leaf = 0; leaf < leaves; ++leaf)
+    counts.push_back(targets.count(leaf * of_leaf, (leaf + 1) * of_leaf));
   visit_floating(c.in[0].dtype(), [&]<class T>(Type<T>) {
     auto* const losses = scratch.take<Accumulator<T>>(rows);
     put_rows_of_product<T>(c, scratch, targets, loss_out(c, losses));
-    mean_loss(losses, rows, count, c);
+    mean_loss(losses, rows, counts, c);
   });
 }
 
@@ -153,7 +165,7 @@ void cross_entropy_parts_kernel(const KernelCall& c) {
   const std::int64_t v = c.in[0].shape().back(), rows = c.in[1].numel();
   ScratchCursor scratch(c.exec);
   const Targets targets(c, c.in[1], v, scratch);
-  targets.count(rows);  // before any thread starts
+  targets.count(0, rows);  // before any thread starts
   visit_floating(c.in[0].dtype(), [&]<class T>(Type<T>) {
     put_rows(scratch.dense<T>(c.in[0]), 0, rows, v, targets, parts_out<Accumulator<T>>(c));
   });
@@ -162,7 +174,7 @@ void cross_entropy_parts_kernel(const KernelCall& c) {
 void linear_cross_entropy_parts_kernel(const KernelCall& c) {
   ScratchCursor scratch(c.exec);
   const Targets targets(c, c.in[2], c.in[1].shape()[0], scratch);
-  targets.count(c.in[2].numel());
+  targets.count(0, c.in[2].numel());
   visit_floating(c.in[0].dtype(),
                  [&]<class T>(Type<T>) { put_rows_of_product<T>(c, scratch, targets, parts_out<Accumulator<T>>(c)); });
 }

@@ -121,8 +121,8 @@ void pad_to_vjp(VjpCall& c) {
 }
 
 void embedding_vjp(VjpCall& c) {
-  c.give(0, op::embedding_backward, EmbeddingAttrs{c.in_shape(0)[0], c.attrs.as<EmbeddingAttrs>().part}, c.grad(),
-         c.in(1));
+  c.give_rows(0, op::embedding_backward, EmbeddingAttrs{c.in_shape(0)[0], c.attrs.as<EmbeddingAttrs>().part}, c.grad(),
+              c.in(1));
 }
 
 void index_select_vjp(VjpCall& c) {

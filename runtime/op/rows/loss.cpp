@@ -14,6 +14,7 @@
 #include "runtime/op/rows/loss.h"
 
 #include "runtime/op/core/infer.h"
+#include "runtime/op/core/tape_modes.h"
 #include "runtime/op/core/vjp_call.h"
 #include "runtime/op/rows/id_shard.h"
 #include "runtime/op/rows/loss_attrs.h"
@@ -35,11 +36,11 @@ void check_targets(const TensorMeta& x, const TensorMeta& targets) {
         x.shape, targets.shape);
 }
 
-// The outputs: loss, log-sum-exp per row, count.
-Metas loss_metas(const TensorMeta& targets, DType dtype) {
+// The outputs: loss, log-sum-exp per row, count, of several leaves [leaves].
+Metas loss_metas(const TensorMeta& targets, DType dtype, std::int64_t leaves = 1) {
   Metas metas = one_output({}, loss_dtype(dtype));
   metas.push_back({targets.shape, loss_dtype(dtype)});
-  metas.push_back({{}, loss_dtype(dtype)});
+  metas.push_back({leaves == 1 ? Shape{} : Shape{leaves}, loss_dtype(dtype)});
   return metas;
 }
 
@@ -97,7 +98,14 @@ void check_factors(const InferCall& c) {
 Metas infer_linear_cross_entropy(const InferCall& c) {
   check_factors(c);
   check_whole(c);
-  return loss_metas(c.in[2], c.in[0].dtype);
+  const TensorMeta &x = c.in[0], &targets = c.in[2];
+  const std::int64_t leaves = c.attrs.as<CrossEntropyAttrs>().leaves;
+  check(leaves == 1 || (leaves > 0 && targets.ndim() > 0 && targets.shape[0] % leaves == 0),
+        "targets {} do not divide into {} leaves of rows", targets, leaves);
+  check(leaves == 1 || (!x.device.has_backend() && !x.layout),
+        "the losses of {} leaves are of plain tensors of the host, and x is {}; train leaves one after the other",
+        leaves, x);
+  return loss_metas(targets, x.dtype, leaves);
 }
 
 Metas infer_linear_cross_entropy_parts(const InferCall& c) {
@@ -111,10 +119,34 @@ double linear_loss_flops(const InferCall& c) {
   return 2 * static_cast<double>(c.in[0].numel()) * static_cast<double>(c.in[1].size(0));
 }
 
-// If rows are sharded over ranks, they stay where they are; otherwise each chunk's weight gradient is added straight
-// to its destination.
+// The gradient of a loss on plain tensors; each chunk's weight gradient is added straight to its destination.
+Tensor give_weight(VjpCall& c, std::int64_t leaf, const CrossEntropyAttrs& attrs, LossInputs in) {
+  const LossChunks chunks{in.targets.numel(), loss_chunk_rows(in.weight.shape()[0], in.weight.device().kind)};
+  std::function<void(Tensor, Tensor)> to_weight;
+  if (c.wants(1))
+    to_weight = [&](Tensor d, Tensor x) {
+      Tensor factors[] = {std::move(d), std::move(x)};
+      c.give_of_leaf(leaf, 1, op::linear_weight_grad, factors, {});
+    };
+  return run_loss_gradient(attrs, std::move(in), chunks, c.wants(0), to_weight);
+}
+
+void give_loss_of_leaves(VjpCall& c, CrossEntropyAttrs attrs) {
+  check(c.leaves() == attrs.leaves, "the loss is of {} leaves, and backward of {}: open one LeavesScope around both",
+        attrs.leaves, c.leaves());
+  const std::int64_t leaves = std::exchange(attrs.leaves, 1);
+  std::vector<Tensor> slopes;
+  for (std::int64_t leaf = 0; leaf < leaves; ++leaf)
+    slopes.push_back(give_weight(c, leaf, attrs,
+                                 {c.grad(), c.rows_of_leaf(leaf, c.in(0)), c.in(1), c.rows_of_leaf(leaf, c.in(2)),
+                                  c.rows_of_leaf(leaf, c.out(1)), reshape(c.rows_of_leaf(leaf, c.out(2)), {})}));
+  if (c.wants(0)) c.give(0, cat(std::move(slopes), 0));
+}
+
+// If rows are sharded over ranks, they stay where they are.
 void linear_cross_entropy_vjp(VjpCall& c) {
   const auto& attrs = c.attrs.as<CrossEntropyAttrs>();
+  if (attrs.leaves > 1) return give_loss_of_leaves(c, attrs);
   LossInputs in{c.grad(), c.in(0), c.in(1), c.in(2), c.out(1), c.out(2)};
   if (in.lse.is_distributed() && !in.lse.layout()->is_replicated()) {
     Tensor inputs[] = {in.grad, in.x, in.weight, in.targets, in.lse, in.count};
@@ -124,11 +156,7 @@ void linear_cross_entropy_vjp(VjpCall& c) {
     if (c.wants(0)) c.give(0, std::move(gradients[0]));
     return;
   }
-  const LossChunks chunks{in.targets.numel(), loss_chunk_rows(in.weight.shape()[0], in.weight.device().kind)};
-  std::function<void(Tensor, Tensor)> to_weight;
-  if (c.wants(1))
-    to_weight = [&](Tensor d, Tensor x) { c.give(1, op::linear_weight_grad, {}, std::move(d), std::move(x)); };
-  Tensor x_grad = run_loss_gradient(attrs, std::move(in), chunks, c.wants(0), to_weight);
+  Tensor x_grad = give_weight(c, 0, attrs, std::move(in));
   if (c.wants(0)) c.give(0, std::move(x_grad));
 }
 
@@ -163,7 +191,7 @@ constinit const Op op::linear_cross_entropy{
     .name = "linear_cross_entropy",
     .doc =
         "x [..., K], weight [V, K], targets [...] -> cross_entropy of x weight^T, in chunks of rows; outputs "
-        "as cross_entropy.",
+        "as cross_entropy. Of several leaves the sum of their losses, and their counts [leaves].",
     .attrs = &attr_kind<CrossEntropyAttrs>,
     .infer = infer_linear_cross_entropy,
     .needs = {.inputs = 0b111, .outputs = 0b110},
@@ -202,8 +230,11 @@ Tensor cross_entropy(Tensor logits, Tensor targets, std::int64_t ignore_index) {
 }
 
 Tensor linear_cross_entropy(Tensor x, Tensor weight, Tensor targets, std::int64_t ignore_index) {
-  return call(op::linear_cross_entropy, CrossEntropyAttrs{ignore_index}, std::move(x), std::move(weight),
-              std::move(targets));
+  TapeModes& modes = tape_modes();
+  const CrossEntropyAttrs attrs{.ignore_index = ignore_index, .leaves = modes.leaves};
+  Tensor loss = call(op::linear_cross_entropy, attrs, std::move(x), std::move(weight), std::move(targets));
+  if (modes.leaves > 1) modes.loss_of_leaves = loss;
+  return loss;
 }
 
 }  // namespace sherd

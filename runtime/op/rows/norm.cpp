@@ -76,16 +76,33 @@ Metas infer_rms_norm_backward(const InferCall& c) { return infer_norm_backward(c
 // An affine parameter that was left out is recorded with an empty shape.
 Tensor weight_or_none(const VjpCall& c) { return c.in_shape(1).empty() ? Tensor() : c.in(1); }
 
+// The gradients of weight and bias are sums over rows, so each leaf has a call of its own.
+void give_norm(VjpCall& c, const Op& op, std::span<Tensor> in) {
+  if (c.leaves() == 1) {
+    Tensors gradients = call_op(op, in, {});
+    for (std::size_t i = 0; i < gradients.size(); ++i) c.give(i, std::move(gradients[i]));
+    return;
+  }
+  constexpr std::size_t kWeight = 2;  // of the inputs; it has no rows
+  std::vector<Tensor> slopes;
+  for (std::int64_t leaf = 0; leaf < c.leaves(); ++leaf) {
+    std::vector<Tensor> part;
+    for (std::size_t i = 0; i < in.size(); ++i) part.push_back(i == kWeight ? in[i] : c.rows_of_leaf(leaf, in[i]));
+    Tensors gradients = call_op(op, part, {});
+    slopes.push_back(std::move(gradients[0]));
+    for (std::size_t i = 1; i < gradients.size(); ++i) c.give_of_leaf(leaf, i, std::move(gradients[i]));
+  }
+  c.give(0, cat(std::move(slopes), 0));
+}
+
 void layer_norm_vjp(VjpCall& c) {
   Tensor in[] = {c.grad(), c.in(0), weight_or_none(c), c.out(1), c.out(2)};
-  Tensors gradients = call_op(op::layer_norm_backward, in, {});
-  for (const std::size_t i : up_to(3)) c.give(i, std::move(gradients[i]));
+  give_norm(c, op::layer_norm_backward, in);
 }
 
 void rms_norm_vjp(VjpCall& c) {
   Tensor in[] = {c.grad(), c.in(0), weight_or_none(c), c.out(1)};
-  Tensors gradients = call_op(op::rms_norm_backward, in, {});
-  for (const std::size_t i : up_to(2)) c.give(i, std::move(gradients[i]));
+  give_norm(c, op::rms_norm_backward, in);
 }
 
 // Operations per element, counted from the kernels' formulas; one more for a weight and one for a bias.
