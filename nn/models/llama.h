@@ -24,6 +24,7 @@ class Llama : public LanguageModel {
   Tensor forward(const Tensor& tokens, const Tensor& targets) override;
   std::vector<Module*> blocks() override { return {blocks_.items().begin(), blocks_.items().end()}; }
   std::int64_t max_tokens() const override { return config_.tokens; }
+  std::string why_leaves_apart() const override { return ""; }
 
  private:
   LlamaConfig config_;

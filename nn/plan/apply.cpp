@@ -9,8 +9,10 @@
 #include "nn/parallel/extensions/int8_gather.h"
 #include "nn/parallel/extensions/int8_reduce.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
+#include "nn/plan/leaf_pass.h"
 #include "nn/recompute.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/autograd/leaves.h"
 #include "runtime/comm/group/sum_order.h"
 #include "runtime/op/rows/ops.h"
 
@@ -87,6 +89,16 @@ Leaves leaves_of(const TrainingPlan& plan, const Module& model, std::span<const 
   return {first / own.all, count / own.all};
 }
 
+// The loss is the sum of the leaves' own, so each has the gradients that it has alone.
+Tensor in_one_pass(std::int64_t leaves, std::span<const Tensor> batch,
+                   const std::function<Tensor(std::span<const Tensor> part)>& loss, const ForwardBackward& options) {
+  const LeavesScope scope(leaves);
+  if (options.before_last) options.before_last();
+  const Tensor sum = loss(batch);
+  backward(sum);
+  return mul(sum.detach(), 1.0 / static_cast<double>(leaves));
+}
+
 Tensor sum_in_turn(std::span<const Tensor> terms) {
   Tensor sum = terms[0];
   for (const Tensor& term : terms.subspan(1)) sum = add(std::move(sum), term);
@@ -105,6 +117,10 @@ Tensor forward_backward(const TrainingPlan& plan, Module& model, std::span<const
   const std::int64_t rows = batch[0].size(0), micro = rows / parts;
   check(rows == micro * parts, "a batch of {} rows does not divide into {} micro-batches; make it a multiple of {}",
         rows, parts, parts);
+  if (by_leaf && options.leaves_share_pass && parts > 1 && batch[0].numel() / parts >= kFewestPositions) {
+    units(model).set_requires_gradient_sync(true);
+    return in_one_pass(parts, batch, loss, options);
+  }
   const double share = 1.0 / static_cast<double>(parts);
   std::vector<Tensor> part(batch.begin(), batch.end()), losses;
   for (std::int64_t m = 0; m < parts; ++m) {

@@ -44,6 +44,7 @@ void apply_offload(const TrainingPlan& plan, const PlanFacts& facts, Module& mod
 struct ForwardBackward {
   LossScaler* scaler = nullptr;         ///< scales losses; null: they are as they are
   std::function<void()> before_last{};  ///< before the last forward: Optimizer::step_in_backward()
+  bool leaves_share_pass = false;       ///< with layout_free; for `loss` of a model alone, see why_micro_batches()
 };
 
 /// Adds the gradients of the mean of `loss` over plan.micro_batches equal parts of the batch, rows of its tensors, or
@@ -52,7 +53,8 @@ struct ForwardBackward {
 /// Collective over the mesh of the plan; does not wait for the device. Error if the rows do not divide.
 /// Leaves: rows are this rank's own, neighbours of each other in the batch; only gradients that units reduce are
 /// averaged over leaves; random rows draw by step and leaf alone, so set_step() comes before each call. Error for a
-/// distributed batch.
+/// distributed batch. Leaves that share a pass have the bits of those that do not; then `loss` is called once, with the
+/// whole batch, and what LeavesScope (runtime/autograd/leaves.h) refuses is an Error.
 Tensor forward_backward(const TrainingPlan& plan, Module& model, std::span<const Tensor> batch,
                         const std::function<Tensor(std::span<const Tensor> part)>& loss,
                         const ForwardBackward& options = {});

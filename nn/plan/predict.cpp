@@ -102,7 +102,8 @@ struct Training {
 
   std::vector<Tensor> run(std::span<const Tensor> in) {
     Tensor mean_loss =
-        forward_backward(plan, *model, in, [this](auto part) { return loss(part); }, {scaler ? &*scaler : nullptr});
+        forward_backward(plan, *model, in, [this](auto part) { return loss(part); },
+                         {.scaler = scaler ? &*scaler : nullptr, .leaves_share_pass = planned.leaves_share_pass});
     if (scaler) scaler->unscale(*optimizer);
     optimizer->step_and_clear();
     if (scaler) scaler->update();

@@ -45,7 +45,8 @@ struct PlannedModel {
   Plan styles{};  ///< where the mesh has tp
   /// AdamW where there is none.
   std::function<std::unique_ptr<Optimizer>(const std::vector<Parameter*>& parameters)> optimizer{};
-  bool evaluates = false;  ///< forwards of micro-batches without a tape come after the steps, then a step
+  bool leaves_share_pass = false;  ///< as ForwardBackward's
+  bool evaluates = false;          ///< forwards of micro-batches without a tape come after the steps, then a step
   /// Where the plan is compiled: a step that is captured and replayed, as by a shared CompiledStep.
   std::function<Step(Step)> capture{};
 };

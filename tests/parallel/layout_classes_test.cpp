@@ -46,6 +46,7 @@ struct RankLayout {
   int ranks = 1;
   TrainingPlan plan{};
   int threads = 1;
+  bool leaves_share_pass = false;
 };
 
 std::vector<RankLayout> rank_layouts() {
@@ -105,8 +106,10 @@ std::string trained(const RankLayout& layout, const nn::LanguageModelConfig& arc
   model->materialize(nn::Seed{3});
   nn::AdamW optimizer(model->parameters(), {.lr = 3e-3});
   const auto sum = plan.numerics.layout_free() ? nn::NormSum::layout_free : nn::NormSum::rounded;
+  int forwards = 0;
+  const auto loss_of = [&](std::span<const Tensor> part) { return ++forwards, (*model)(part[0], part[1]); };
   const auto update = [&](std::span<const Tensor> in) {
-    Tensor loss = forward_backward(plan, *model, in, [&](auto part) { return (*model)(part[0], part[1]); });
+    Tensor loss = forward_backward(plan, *model, in, loss_of, {.leaves_share_pass = layout.leaves_share_pass});
     nn::clip_grad_norm(optimizer, 0.5, 2, sum);
     optimizer.step_and_clear();
     const GradMode off(false);
@@ -121,6 +124,7 @@ std::string trained(const RankLayout& layout, const nn::LanguageModelConfig& arc
     const Tensor loss = (compiled ? (*compiled)(in) : update(in))[0];
     losses += fmt::format(" {:a}", loss.item<float>());
   }
+  EXPECT_TRUE(!layout.leaves_share_pass || forwards <= steps) << layout.name;
   EXPECT_TRUE(!compiled || compiled->mode() == CompiledStep::Mode::replay) << compiled->why();
   return ckpt::hash_state(nn::training_state(*model, &optimizer), *group) + losses;
 }
@@ -197,6 +201,21 @@ TEST(LayoutClasses, OfTheDefaultInBf16) {
 
 TEST(LayoutClasses, LayoutFreeIsOneForEachDivisionOfTensors) {
   expect_not_more(classes_of(all_layout_free(rank_layouts()), kTiedGptOfClasses, 10), "layout_free, f32, tied gpt2");
+}
+
+// Beside one rank whose leaves run one after the other.
+TEST(LayoutClasses, LeavesThatShareAPassChangeNoBit) {
+  std::vector<RankLayout> all = all_layout_free(rank_layouts());
+  std::erase_if(all, [](const RankLayout& layout) { return layout.plan.mesh.has("tp"); });
+  for (RankLayout& layout : all) layout.leaves_share_pass = layout.name != "1";
+  all.push_back(
+      {"compile recompute", 2, {.recompute = "selective", .numerics = "layout_free", .compiled = true}, 1, true});
+  nn::GptConfig gpt = kTiedGptOfClasses;
+  gpt.dropout = 0;
+  for (const nn::LanguageModelConfig& architecture : std::vector<nn::LanguageModelConfig>{gpt, kLlamaOfClasses}) {
+    const Classes found = classes_of(all, architecture, 6);
+    EXPECT_EQ(found.size(), 1U) << text_of_classes(found);
+  }
 }
 
 TEST(LayoutClasses, LayoutFreeIsOneForEachDivisionOfTensorsInBf16) {

@@ -8,6 +8,7 @@
 #include "compile/compile.h"
 #include "nn/layers/embedding.h"
 #include "nn/layers/linear.h"
+#include "nn/models/model_config.h"
 #include "nn/module_list.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/sgd.h"
@@ -74,7 +75,7 @@ Held train(const TrainingPlan& plan, const nn::PlanFacts& facts, const Group& gr
   Allocator& memory = RankContext::current().allocator();
   memory.set_limit(facts.memory_limit);
   const nn::JobMesh mesh(plan.mesh, group);
-  const auto model = std::make_unique<OwnModel>();
+  const auto model = own.make();
   const std::int64_t rows = nn::apply(plan, facts, *model, mesh, own.styles).local_batch;
   model->materialize(nn::Seed{5});
   nn::AdamW optimizer(model->parameters());
@@ -82,8 +83,9 @@ Held train(const TrainingPlan& plan, const nn::PlanFacts& facts, const Group& gr
   std::optional<nn::LossScaler> scaler;
   if (const auto scaling = plan.loss_scale.options(nn::has_f16(plan))) scaler.emplace(*scaling);
   nn::PlannedModel::Step step = [&](std::span<const Tensor> in) {
-    const Tensor loss = nn::forward_backward(plan, *model, in, [&](auto part) { return loss_of(*model, part); },
-                                             {.scaler = scaler ? &*scaler : nullptr});
+    const Tensor loss =
+        nn::forward_backward(plan, *model, in, [&](auto part) { return own.loss(*model, part); },
+                             {.scaler = scaler ? &*scaler : nullptr, .leaves_share_pass = own.leaves_share_pass});
     if (scaler) scaler->unscale(optimizer);
     optimizer.step_and_clear();
     if (scaler) scaler->update();
@@ -106,10 +108,10 @@ Held train(const TrainingPlan& plan, const nn::PlanFacts& facts, const Group& gr
   return result;
 }
 
-void expect_as_predicted(const TrainingPlan& plan, const nn::PlanFacts& facts) {
+void expect_as_predicted(const TrainingPlan& plan, const nn::PlanFacts& facts,
+                         const nn::PlannedModel& own = own_model()) {
   SCOPED_TRACE(fmt::format("{} on {} ranks", print(plan), facts.ranks));
   run_ranks(facts.ranks, [&](const Group& group) {
-    const nn::PlannedModel own = own_model();
     const nn::Prediction predicted = nn::predict(plan, facts, own, group->rank());
     const Held held = train(plan, facts, group, own);
     EXPECT_EQ(describe(predicted.peak), describe(held.peak));
@@ -117,6 +119,27 @@ void expect_as_predicted(const TrainingPlan& plan, const nn::PlanFacts& facts) {
     EXPECT_EQ(predicted.bytes, held.bytes) << predicted.when;
     EXPECT_FALSE(predicted.when.empty());
   });
+}
+
+// The head is tied, so leaves wait for both of its terms.
+nn::PlannedModel model_of_leaves() {
+  nn::PlannedModel own = own_model();
+  own.make = [] {
+    return nn::make_language_model(
+        nn::GptConfig{.vocabulary = 23, .tokens = 6, .layers = 2, .heads = 2, .width = 12, .tied_head = true});
+  };
+  own.loss = [](nn::Module& model, std::span<const Tensor> in) {
+    return static_cast<nn::LanguageModel&>(model)(in[0], in[1]);
+  };
+  own.leaves_share_pass = true;
+  return own;
+}
+
+TEST(Predict, IsWhatLeavesOfOnePassHold) {
+  for (const TrainingPlan& plan :
+       {TrainingPlan{.numerics = "layout_free"}, TrainingPlan{.recompute = "full", .numerics = "layout_free"},
+        TrainingPlan{.numerics = "layout_free", .compiled = true}})
+    for (const int ranks : {1, 2}) expect_as_predicted(plan, {.ranks = ranks, .batch = 16}, model_of_leaves());
 }
 
 TEST(Predict, IsWhatAnOwnModelHolds) {

@@ -1,0 +1,20 @@
+#include "nn/plan/leaf_pass.h"
+
+#include <algorithm>
+
+namespace sherd::nn {
+
+std::string why_micro_batches(const TrainingPlan& plan, const LanguageModel& model, std::int64_t positions) {
+  if (plan.param_dtype != DType::f32)
+    return fmt::format("gradients in {} are rounded leaf by leaf", name(plan.param_dtype));
+  for (const Parameter* p : model.parameters())
+    if (const DType dtype = p->sharded_value().dtype(); dtype != DType::f32)
+      return fmt::format("\"{}\" is {}", p->name(), name(dtype));
+  if (plan.mesh.has("tp")) return "ranks of tensor parallelism sum gradients of each";
+  if (positions < kFewestPositions)
+    return fmt::format("one has {} positions, and products of fewer than {} sum in another order", positions,
+                       kFewestPositions);
+  return model.why_leaves_apart();
+}
+
+}  // namespace sherd::nn
