@@ -60,13 +60,14 @@ std::optional<MetricsFile> open_metrics(Trainer& trainer, const TrainConfig& con
 void print_what_is_trained(Trainer& trainer) {
   const std::string ids = meaning_of_ids(trainer.config().model, trainer.data().vocabulary());
   const std::string mesh = trainer.config().plan.mesh.text();
-  print(
-      stderr,
-      fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}, {}{}{}{}{}\n{}",
-                  trainer.model().num_parameters(), trainer.data().num_train(), trainer.data().num_validation(),
-                  trainer.group().size(), trainer.group().size() == 1 ? "" : "s",
-                  sharding_text(trainer.config().plan, trainer.mesh().num_data_ranks()), mesh.empty() ? "" : ", mesh ",
-                  mesh, ids.empty() ? "" : "; ", ids, trainer.opened().step->budget_text()));
+  print(stderr,
+        fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}, {}{}{}{}{}\n{}",
+                    trainer.model().num_parameters(), trainer.data().num_train(), trainer.data().num_validation(),
+                    trainer.group().size(), trainer.group().size() == 1 ? "" : "s",
+                    sharding_text(trainer.config().plan, trainer.mesh().num_data_ranks(),
+                                  trainer.opened().step->why_micro_batches()),
+                    mesh.empty() ? "" : ", mesh ", mesh, ids.empty() ? "" : "; ", ids,
+                    trainer.opened().step->budget_text()));
 }
 
 /// A resume of a run that has made all of its steps.

@@ -8,6 +8,16 @@ namespace sherd::train {
 
 namespace {
 
+// Which way a rank's leaves take, and why.
+std::string leaves_text(const nn::TrainingPlan& plan, int data_ranks, std::string_view why_micro_batches) {
+  std::string text = fmt::format(", layout_free: {} leaves in {} levels", plan.leaves,
+                                 tree_levels(static_cast<std::size_t>(plan.leaves)));
+  const std::int64_t own = plan.leaves / data_ranks;
+  if (own <= 1) return text;
+  if (why_micro_batches.empty()) return text + fmt::format(", {} in one pass of a rank", own);
+  return text + fmt::format(", {} one after the other on a rank ({})", own, why_micro_batches);
+}
+
 // Where every rank has whole gradients anyway, waiting takes no more.
 std::string accumulation_text(const nn::TrainingPlan& asked, int data_ranks) {
   const nn::TrainingPlan plan = nn::on_ranks(asked, data_ranks);
@@ -21,7 +31,7 @@ std::string accumulation_text(const nn::TrainingPlan& asked, int data_ranks) {
 
 }  // namespace
 
-std::string sharding_text(const nn::TrainingPlan& plan, int data_ranks) {
+std::string sharding_text(const nn::TrainingPlan& plan, int data_ranks, std::string_view why_micro_batches) {
   std::string memory = plan.recompute != "none" ? fmt::format(", recompute {}", plan.recompute.text()) : "";
   if (plan.offload.any()) memory += fmt::format(", offload {}", plan.offload.text());
   if (plan.offload_keep > 0) memory += fmt::format(" but for {}", format_bytes(plan.offload_keep));
@@ -38,9 +48,9 @@ std::string sharding_text(const nn::TrainingPlan& plan, int data_ranks) {
   if (plan.units != "block") text += fmt::format(", units {}", plan.units.text());
   if (plan.units == "coarse" && plan.reshard_after_forward.ranks())
     text += " (one, which does not reshard after forward)";
-  if (plan.numerics.layout_free())
-    memory += fmt::format(", layout_free: {} leaves in {} levels", plan.leaves,
-                          tree_levels(static_cast<std::size_t>(plan.leaves)));
+  const bool is_free = plan.numerics.layout_free();
+  if (is_free) memory += leaves_text(plan, data_ranks, why_micro_batches);
+  if (is_free && why_micro_batches.empty()) return text + memory;
   return text + memory + accumulation_text(plan, data_ranks);
 }
 

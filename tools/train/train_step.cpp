@@ -8,6 +8,7 @@
 #include "nn/optim/update_agreement.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
 #include "nn/plan/apply.h"
+#include "nn/plan/leaf_pass.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/op/rows/ops.h"
@@ -107,6 +108,7 @@ void TrainStep::plan(std::int64_t data_vocabulary) {
   model_ = nn::make_language_model(architecture);
   nn::apply(plan, facts_of(config_, mesh_.group()->size()), *model_, mesh_,
             nn::make_plan(architecture, plan.tensor_parallel));
+  why_micro_batches_ = nn::why_micro_batches(plan, *model_, config_.batch / plan.leaves * config_.model.sequence);
 }
 
 void TrainStep::prepare() {
@@ -150,7 +152,7 @@ Tensor TrainStep::forward_backward(const Tensor& tokens, const Tensor& targets) 
 }
 
 Tensor TrainStep::micro_batches(std::span<const Tensor> in, bool steps_in_backward) {
-  nn::ForwardBackward options{.scaler = scaler()};
+  nn::ForwardBackward options{.scaler = scaler(), .leaves_share_pass = why_micro_batches_.empty()};
   if (steps_in_backward)
     options.before_last = [this] { optimizer_->step_in_backward({.clears_gradients = !options_.metrics}); };
   return nn::forward_backward(

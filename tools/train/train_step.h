@@ -101,6 +101,8 @@ class TrainStep {
   std::string budget_text() const;
   /// What a captured update will hold, once prepare() or the first of them knows.
   std::optional<CompiledStep::Predicted> predicted() const;
+  /// Why a rank's leaves (numerics = layout_free) run one after the other; empty: they share a pass.
+  const std::string& why_micro_batches() const { return why_micro_batches_; }
   /// The recording of updates, before passes; null without one.
   const ir::Program* recorded() const { return compiled_ ? compiled_->recorded() : nullptr; }
   /// How the last evaluate() ran.
@@ -139,6 +141,7 @@ class TrainStep {
     std::optional<CompiledStep::Predicted> predicted{};
   };
   std::optional<NotBegun> not_begun_;
+  std::string why_micro_batches_;
 };
 
 }  // namespace sherd::train
