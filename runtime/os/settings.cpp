@@ -20,6 +20,7 @@ std::string text_of(const Environment& environment, const char* name) {
 
 std::string requested_cpu_level() { return variable("SHERD_CPU_LEVEL"); }
 std::string requested_cuda_library() { return variable("SHERD_CUDA_LIB"); }
+std::string requested_nccl_library() { return variable("SHERD_NCCL_LIB"); }
 std::string requested_attention() { return variable("SHERD_ATTENTION"); }
 std::string requested_device_memory() { return variable("SHERD_DEVICE_MEMORY"); }
 bool cuda_launches_block() { return variable("CUDA_LAUNCH_BLOCKING") == "1"; }

@@ -19,6 +19,8 @@ std::string text_of(const Environment& environment, const char* name);
 std::string requested_cpu_level();
 /// SHERD_CUDA_LIB, the file of the CUDA backend (op/device_library.h); empty: the one beside libsherd.so.
 std::string requested_cuda_library();
+/// SHERD_NCCL_LIB, the file of NCCL (cuda/nccl); empty: the one that is found.
+std::string requested_nccl_library();
 /// SHERD_ATTENTION, which kernels compute attention on a device (cuda/attention): fast, deterministic, own; empty:
 /// fast.
 std::string requested_attention();

@@ -4,6 +4,8 @@
 #include <link.h>
 #include <unistd.h>
 
+#include "runtime/cuda/device/python_wheels.h"
+
 namespace sherd::cuda {
 
 namespace {
@@ -24,24 +26,40 @@ std::string path_of(void* handle) {
 
 }  // namespace
 
-Library::Library(std::string file) : path_(std::move(file)) {
-  const std::string beside = beside_this_library(path_);
-  const bool is_beside = !beside.empty() && ::access(beside.c_str(), F_OK) == 0;
-  handle_ = ::dlopen(is_beside ? beside.c_str() : path_.c_str(), RTLD_NOW | RTLD_LOCAL);
+bool Library::open(const std::string& file) {
+  handle_ = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle_) {
     path_ = path_of(handle_);
-  } else {
+    reason_.clear();
+  } else if (reason_.empty()) {
     const char* why = ::dlerror();
     reason_ = why ? why : "dlopen failed";
   }
+  return handle_ != nullptr;
 }
 
-void Library::bind(std::initializer_list<Binding> bindings) {
+Library::Library(std::string file, const LibraryPlaces& places) : path_(std::move(file)) {
+  if (!places.asked.empty()) {
+    path_ = places.asked;
+    if (!open(places.asked)) reason_ = std::string(places.variable) + " names it, but " + reason_;
+    return;
+  }
+  const std::string beside = beside_this_library(path_);
+  if (open(!beside.empty() && ::access(beside.c_str(), F_OK) == 0 ? beside : path_) || !*places.wheel) return;
+  for (const std::string& wheel : files_of_wheels(process_environment(), places.wheel))
+    if (open(wheel)) return;
+}
+
+void Library::bind(const std::vector<Binding>& bindings) {
   for (const Binding& binding : bindings) {
     if (!handle_) return;
-    *binding.address = ::dlsym(handle_, binding.name);
-    if (!*binding.address) refuse(path_ + " has no " + binding.name);
+    if (!bind_optional(binding)) refuse(path_ + " has no " + binding.name);
   }
+}
+
+bool Library::bind_optional(const Binding& binding) const {
+  *binding.address = handle_ ? ::dlsym(handle_, binding.name) : nullptr;
+  return *binding.address != nullptr;
 }
 
 void Library::refuse(const std::string& why) {
