@@ -11,6 +11,7 @@
 #include "runtime/cuda/device/store.h"
 #include "runtime/cuda/gemm/blas.h"
 #include "runtime/cuda/kernels.h"
+#include "runtime/cuda/nccl/nccl_api.h"
 #include "runtime/op/core/device_library.h"
 #include "runtime/op/core/layout_fingerprint.h"
 
@@ -65,6 +66,7 @@ class CudaBackend final : public Backend {
     facts.push_back({"CUDA runtime", version_text(runtime)});
     facts.push_back({"cuBLASLt", blas_version_text(cublasLtGetVersion())});
     facts.push_back({"cuDNN", describe_cudnn()});
+    facts.push_back({"NCCL", nccl::nccl_api().describe()});
     facts.push_back({"NVRTC", nvrtc().library.describe(nvrtc().version)});
     facts.push_back({"attention", describe_attention()});
     facts.push_back({"matmul", describe_matmul()});
