@@ -145,7 +145,7 @@ void Gpu::launch(Stream& stream, const std::string& name, std::function<void()> 
 }
 
 std::shared_ptr<Op> Gpu::enqueue(Stream& stream, std::function<void()> run, std::vector<std::shared_ptr<Op>> after,
-                                 HostWait wait) {
+                                 HostWait wait, Gate gate) {
   if (stream.capture) {
     std::vector<Node>& nodes = stream.capture->graph->nodes;
     nodes.push_back({std::move(run), stream.tail});
@@ -156,6 +156,7 @@ std::shared_ptr<Op> Gpu::enqueue(Stream& stream, std::function<void()> run, std:
   op->run = std::move(run);
   op->after = std::move(after);
   op->wait = wait;
+  op->gate = std::move(gate);
   op->stream = &stream;
   stream.queue.push_back(op);
   if (configuration.early && random.once_in(8))
@@ -169,7 +170,8 @@ bool Gpu::ready(const Stream& stream) const {
   const Op& op = *stream.queue.front();
   const bool others_done =
       std::all_of(op.after.begin(), op.after.end(), [](const auto& before) { return before->done; });
-  return others_done && (broken != cudaSuccess || op.wait.is_over());
+  if (!others_done) return false;
+  return broken != cudaSuccess || (op.wait.is_over() && (!op.gate.is_open || op.gate.is_open()));
 }
 
 void Gpu::run_head(Stream& stream) {
@@ -180,6 +182,7 @@ void Gpu::run_head(Stream& stream) {
              std::chrono::duration_cast<std::chrono::steady_clock::duration>(extra_seconds_);
   op->done = true;
   op->run = nullptr;
+  op->gate = {};
   op->after.clear();
   if (stream.destroyed && stream.queue.empty()) streams.erase(&stream);
 }
@@ -193,17 +196,23 @@ bool Gpu::run_something() {
   return true;
 }
 
-// The stream whose head must run before `op` can, found along the waits; null if the host is first.
-Stream* Gpu::next_towards(const std::shared_ptr<Op>& op) {
-  const Op* target = op.get();
+// The head of a stream that must run before `op` can, found along the waits: nothing but the host or a gate holds it.
+const Op& Gpu::first_towards(const Op& op) {
+  const Op* target = &op;
   for (;;) {
-    Stream& stream = *target->stream;
-    if (ready(stream)) return &stream;
-    const auto& after = stream.queue.front()->after;
-    const auto before = std::find_if(after.begin(), after.end(), [](const auto& other) { return !other->done; });
-    if (before == after.end()) return nullptr;
+    const Op& head = *target->stream->queue.front();
+    const auto before =
+        std::find_if(head.after.begin(), head.after.end(), [](const auto& other) { return !other->done; });
+    if (before == head.after.end()) return head;
     target = before->get();
   }
+}
+
+bool Gpu::advance(const std::shared_ptr<Op>& op) {
+  Stream& stream = *first_towards(*op).stream;
+  if (!ready(stream)) return false;
+  run_head(stream);
+  return true;
 }
 
 // The caller holds the lock, and may have to wait for what another thread does next.
@@ -217,13 +226,10 @@ void Gpu::complete(const std::shared_ptr<Op>& op) {
   // Either nothing but what the caller waits for, or anything that may run.
   const bool only_needed = random.once_in(2);
   while (!op->done) {
-    if (!only_needed) {
-      if (!run_something()) let_host_go_on();
-    } else if (Stream* const next = next_towards(op)) {
-      run_head(*next);
-    } else {
-      let_host_go_on();
-    }
+    if (only_needed && advance(op)) continue;
+    // A gate may wait for what is on other streams.
+    const bool any = !only_needed || first_towards(*op).gate.is_open;
+    if (!any || !run_something()) let_host_go_on();
   }
 }
 
@@ -249,7 +255,7 @@ void Gpu::complete_all(const char* function, int device) {
   }
 }
 
-// Along the waits of streams for streams, to the one that waits for the host.
+// Along the waits of streams for streams, to the one that waits for the host or a gate.
 std::string Gpu::why_it_waits(const Stream& stream) const {
   const Op* op = stream.queue.front().get();
   std::string text;
@@ -261,6 +267,7 @@ std::string Gpu::why_it_waits(const Stream& stream) const {
     text += " waits for ";
     op = (*before)->stream->queue.front().get();
   }
+  if (op->gate.is_open) return text + " waits for " + op->gate.name;
   char word[100] = "";
   if (op->wait.word)
     std::snprintf(word, sizeof word, " waits for the word at %p to become %u; it is %u",

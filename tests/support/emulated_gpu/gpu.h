@@ -29,11 +29,19 @@ struct HostWait {
   }
 };
 
+/// Something else that must be so before a piece of work runs: asked with the lock held, as often as it may be the
+/// next.
+struct Gate {
+  std::function<bool()> is_open;  // null: it is
+  std::string name;               // of what is waited for
+};
+
 /// One queued piece of work. It may run when all before it in its stream, and all of `after`, have.
 struct Op {
   std::function<void()> run;  // may be null: a point in time
   std::vector<std::shared_ptr<Op>> after;
   HostWait wait;
+  Gate gate;
   bool done = false;
   std::chrono::steady_clock::time_point when{};
   struct Stream* stream = nullptr;
@@ -112,7 +120,7 @@ struct Gpu {
   /// Queues `run` on a stream, or makes it a node (and returns null) if the stream is in a capture. Now and then runs
   /// something at once.
   std::shared_ptr<Op> enqueue(Stream& stream, std::function<void()> run, std::vector<std::shared_ptr<Op>> after = {},
-                              HostWait wait = {});
+                              HostWait wait = {}, Gate gate = {});
   /// Runs until `op` has run, in a random order that the streams and events allow. While the host must do something
   /// first, other threads may call.
   void complete(const std::shared_ptr<Op>& op);
@@ -124,6 +132,8 @@ struct Gpu {
   void run_all();
   /// Runs one thing that may run now; false if there is none.
   bool run_something();
+  /// Runs one thing that `op`, which has not run, comes after, or itself; false if the host or a gate is first.
+  bool advance(const std::shared_ptr<Op>& op);
   /// Runs the nodes in a random order that their edges allow.
   void run_nodes(const std::vector<Node>& nodes);
   /// A capture that forbids a call of the kind of cudaMalloc on this thread, or null.
@@ -141,7 +151,7 @@ struct Gpu {
   void run_head(Stream& stream);
   bool ready(const Stream& stream) const;
   bool is_named(const std::string& where, const std::string& kernel) const;
-  Stream* next_towards(const std::shared_ptr<Op>& op);
+  static const Op& first_towards(const Op& op);
   std::string why_it_waits(const Stream& stream) const;
   void let_host_go_on();
   std::chrono::duration<double> extra_seconds_{0};
