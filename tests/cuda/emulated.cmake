@@ -32,6 +32,14 @@ if(CUDNN_INCLUDE_DIR)
   target_link_libraries(emulated_cudnn PRIVATE sherd_cuda_emulated sherd_warnings)
 endif()
 
+# NCCL there too.
+file(GLOB emulated_nccl CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/support/emulated_nccl/*.cpp)
+add_library(emulated_nccl SHARED ${emulated_nccl})
+set_target_properties(emulated_nccl PROPERTIES OUTPUT_NAME nccl SOVERSION 2
+                      LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/emulated)
+target_link_libraries(emulated_nccl PRIVATE sherd_cuda_emulated sherd_warnings)
+target_include_directories(emulated_nccl SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
+
 # Tests that run on the emulated GPU and on a real one (test_cuda_device) differ in their kernels only.
 set(emulated_test_sources ${test_sources})
 list(FILTER emulated_test_sources INCLUDE REGEX "/emulated_[^/]*$")  # tests of the emulated GPU itself
@@ -65,10 +73,16 @@ target_compile_definitions(test_cuda_training PRIVATE SHERD_PROGRAM="$<TARGET_FI
 target_link_libraries(test_cuda_training PRIVATE sherd_test_support sherd_tools sherd_cuda_emulated)
 add_dependencies(test_cuda_training sherd)
 
-foreach(program test_cuda_objects test_cuda test_emulated_gpu test_cuda_training)
+# The emulated NCCL, over the functions that the backend binds.
+file(GLOB nccl_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/nccl/emulated_*.cpp)
+add_executable(test_nccl ${nccl_tests} cuda/nccl/fake_ranks.cpp cuda/emulated_library.cpp)
+sherd_compile_together(test_nccl ${nccl_tests})
+target_link_libraries(test_nccl PRIVATE sherd_test_support emulated_nccl sherd_cuda_emulated)
+
+foreach(program test_cuda_objects test_cuda test_emulated_gpu test_cuda_training test_nccl)
   target_precompile_headers(${program} REUSE_FROM sherd_test_support)
 endforeach()
-foreach(program test_cuda test_emulated_gpu test_cuda_training)
+foreach(program test_cuda test_emulated_gpu test_cuda_training test_nccl)
   if(TARGET emulated_cudnn)
     add_dependencies(${program} emulated_cudnn)
   endif()
