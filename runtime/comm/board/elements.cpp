@@ -57,18 +57,6 @@ std::int64_t copy(void* to, DType to_dtype, const void* from, DType from_dtype, 
   return count * out_size;
 }
 
-void check_reducible(DType dtype, const ReduceOptions& options) {
-  if (dtype == DType::boolean) {
-    check(options.kind == ReduceKind::max || options.kind == ReduceKind::min,
-          "{} of bool is not defined; use max (any) or min (all), or cast to i64 first", name(options.kind));
-  }
-  if (!is_floating(dtype)) {
-    check(options.kind != ReduceKind::avg && options.scale == 1.0,
-          "{} times {} of {} is not exact; use sum with scale 1, or cast to a float type first", name(options.kind),
-          options.scale, name(dtype));
-  }
-}
-
 void reduce(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count, const Reduction& reduction,
             bool streams) {
   if (count == 0) return;

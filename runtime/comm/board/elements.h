@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "runtime/comm/group/reduce_kind.h"
+#include "runtime/comm/group/reduction.h"
 #include "runtime/tensor/dtype.h"
 
 namespace sherd::comm {
@@ -24,17 +24,6 @@ void end_stream();
 /// visible to peers after their next meeting with this rank, as ever. Floats round to nearest even. Returns the bytes
 /// written: none if they are there.
 std::int64_t copy(void* to, DType to_dtype, const void* from, DType from_dtype, std::int64_t count, bool streams);
-
-struct Reduction {
-  ReduceKind kind = ReduceKind::sum;
-  double factor = 1.0;      // scale, divided by the number of ranks for avg
-  bool accumulate = false;  // add the result to what `out` holds
-  DType in, wire, out;      // of the inputs, what inputs and result are rounded to, of the output
-};
-
-/// Throws Error if `options` cannot be honoured exactly: integers have no avg or scale, bool has only max (or)
-/// and min (and).
-void check_reducible(DType dtype, const ReduceOptions& options);
 
 /// out[i] = round((in_0[i] op in_1[i] op ...) * factor [+ out[i]]) for `count` elements, the ops in the order of the
 /// tree over inputs. Floats of 16 bits accumulate in f32, all others in their own type; what `out` holds is added in

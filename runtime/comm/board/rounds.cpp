@@ -12,19 +12,6 @@ std::int64_t sum(std::span<const std::int64_t> counts) {
   return total;
 }
 
-Reduction reduction_of(const ReduceOptions& options, int size, DType dtype) {
-  const double factor = options.kind == ReduceKind::avg ? options.scale / size : options.scale;
-  return {.kind = options.kind, .factor = factor, .accumulate = false, .in = dtype, .wire = dtype, .out = dtype};
-}
-
-Reduction reduction_of(const ReduceOptions& options, int size, const CollectivePart& part) {
-  Reduction reduction = reduction_of(options, size, part.dtype);
-  reduction.accumulate = part.accumulate;
-  reduction.wire = part.wire_type();
-  reduction.out = part.out_type();
-  return reduction;
-}
-
 void reduce_piece(Board& board, const Exchange& exchange, int share, const Piece& piece,
                   std::span<const std::byte*> inputs, std::byte* out, const Reduction& reduction, bool streams) {
   for (const std::size_t rank : indices(inputs)) inputs[rank] = exchange.at(static_cast<int>(rank), share, piece);

@@ -14,8 +14,6 @@ inline std::byte* target(const CollectivePart& part, const Piece& piece) {
 }
 
 std::int64_t sum(std::span<const std::int64_t> counts);
-Reduction reduction_of(const ReduceOptions& options, int size, DType dtype);
-Reduction reduction_of(const ReduceOptions& options, int size, const CollectivePart& part);
 
 /// Combines one piece of all ranks, as a tree, into `out`. `inputs` is room for an address per rank.
 void reduce_piece(Board& board, const Exchange& exchange, int share, const Piece& piece,
