@@ -102,8 +102,18 @@ struct Abilities {
   bool accumulate = false;   ///< reduce_scatter may add to what `out` holds
   bool lists = false;        ///< many tensors are one launch
   bool windows = false;      ///< peers read in place what lies in memory that the group gives (SharedHeap)
+  bool blocks = false;       ///< tensors may be sharded along an inner dim
+  bool same_counts = false;  ///< gathers and reductions to equal parts are calls of their own, not made of others
+  bool nan_wins = false;     ///< a NaN of any rank is the maximum and the minimum
 };
-inline constexpr Abilities kAllAbilities{
-    .casts = true, .uneven = true, .ordered_sum = true, .accumulate = true, .lists = true, .windows = true};
+inline constexpr Abilities kAllAbilities{.casts = true,
+                                         .uneven = true,
+                                         .ordered_sum = true,
+                                         .accumulate = true,
+                                         .lists = true,
+                                         .windows = true,
+                                         .blocks = true,
+                                         .same_counts = true,
+                                         .nan_wins = true};
 
 }  // namespace sherd
