@@ -248,11 +248,11 @@ void BoardLane::run_reduce(const Collective& collective) {
   Shares shares(is_small ? 1 : size());
   for (const CollectivePart& part : parts) shares.add_even(part.out.address, part.dtype, part.counts[0]);
   return enter(CommOp::all_reduce, call, num_bytes, [&] {
+    copy_sources(board_, parts);  // before ranks meet, for where peers then read them in place
     Exchange exchange(board_, shares, shares.num_shares());
     std::vector<const std::byte*> inputs(static_cast<std::size_t>(size()));
     const int own_share = is_small ? 0 : rank();
     const bool streams = num_bytes >= kStreamBytes;
-    copy_sources(board_, parts);
     while (exchange.next()) {
       for (int share = 0; std::cmp_less(share, shares.num_shares()); ++share)
         if (is_small || share != own_share) exchange.show(share);
@@ -284,8 +284,8 @@ void BoardLane::run_broadcast(const Collective& collective) {
     call.close_with_root(root);
   });
   return enter(CommOp::broadcast, call, shares.num_bytes(), [&] {
-    Exchange exchange(board_, shares, 1);
     if (rank() == root) copy_sources(board_, collective.parts);
+    Exchange exchange(board_, shares, 1);
     while (exchange.next()) {
       if (rank() == root) exchange.show(0);
       exchange.meet();
