@@ -22,6 +22,9 @@
 namespace sherd {
 
 class OpTable;
+namespace comm {
+struct GroupKernels;  // comm/group/group_kernels.h
+}
 
 /// Bytes on their way to the host. It may outlive its context, which waits for it when it ends.
 class HostRead {
@@ -142,6 +145,8 @@ class Backend {
   virtual std::unique_ptr<DeviceContext> open(int index) = 0;
   /// Fills its kernel column of the op table.
   virtual void register_kernels(OpTable& table) const = 0;
+  /// What a group composes collectives of the device's memory from; none where nothing does.
+  virtual const comm::GroupKernels* group_kernels() const { return nullptr; }
 };
 
 /// The backend of a device that is about to be used. Throws Error, with the reason and the remedy, if there is none.
