@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "runtime/comm/group/host_group.h"
 #include "runtime/tensor/error.h"
 
@@ -23,6 +25,15 @@ struct Backend {
 
 /// threads; processes; processes whose windows are so small that most calls take many rounds.
 std::vector<Backend> all_backends();
+
+/// The fixture of tests that run on each of them.
+class OnAllBackends : public ::testing::TestWithParam<Backend> {
+ protected:
+  /// All ranks must end well.
+  void run(int ranks, const RankBody& body) const {
+    for (const std::string& message : GetParam().run(ranks, body)) EXPECT_EQ(message, "") << ranks << " ranks";
+  }
+};
 
 /// What the CommError says that the call raises.
 template <class Call>

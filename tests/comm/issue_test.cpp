@@ -2,9 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
-#include <numeric>
-
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/group/lanes.h"
 #include "runtime/exec/context.h"
@@ -42,67 +39,6 @@ class Issue : public ::testing::TestWithParam<Backend> {
 INSTANTIATE_TEST_SUITE_P(Groups, Issue, ::testing::ValuesIn(all_backends()),
                          [](const auto& param) { return param.param.name; });
 
-// Parts of 1, 2 and 3 elements, from elsewhere, cast on their way, and in place.
-TEST_P(Issue, GathersFromElsewhereAndInPlace) {
-  run(3, [](HostGroup& group) {
-    const auto me = static_cast<std::size_t>(group.rank());
-    const std::vector<std::int64_t> counts{1, 2, 3};
-    const std::array<std::size_t, 3> starts{0, 1, 3};
-    std::vector<float> own(me + 1, static_cast<float>(me) + 0.5f), all(6, -1), in_place(6, -1);
-    std::vector<double> wide(6, -1);
-    std::fill_n(in_place.begin() + static_cast<std::ptrdiff_t>(starts[me]), me + 1, static_cast<float>(me) + 0.5f);
-    Queue& gathers = queue(kGatherQueue);
-    group.issue({.op = CommOp::all_gather,
-                 .parts = {{.in = buffer(own), .out = buffer(all), .counts = counts},
-                           {.in = buffer(own), .out = buffer(wide), .counts = counts, .out_dtype = DType::f64},
-                           {.in = buffer(in_place, starts[me], me + 1), .out = buffer(in_place), .counts = counts}}},
-                {.queue = gathers, .name = "gather"});
-    gathers.record().wait();
-    const std::vector<float> expected{0.5, 1.5, 1.5, 2.5, 2.5, 2.5};
-    EXPECT_EQ(all, expected);
-    EXPECT_EQ(in_place, expected);
-    EXPECT_EQ(wide, std::vector<double>(expected.begin(), expected.end()));
-    EXPECT_EQ(group.lane(kGatherQueue).counts().all_gather.calls, 1) << "one launch, on the queue's lane";
-    EXPECT_EQ(group.counts().all_gather.bytes, 6 * (4 + 8 + 4));
-  });
-}
-
-TEST_P(Issue, ReducesScattersSwapsAndSends) {
-  run(2, [](HostGroup& group) {
-    const auto me = static_cast<std::size_t>(group.rank());
-    const float x = static_cast<float>(me + 1);
-    std::vector<float> full{x, 2 * x, 3 * x, 4 * x}, shard(2, 100), sum(1, x), total(1, -1), root(1, x), got(2, -1);
-    std::vector<std::int64_t> from{10 + group.rank(), 20 + group.rank()}, to(2, -1);
-    Queue& reduces = queue(kReduceQueue);
-    const CollectiveSite site{.queue = reduces, .name = "reduce", .subject = "blocks.3"};
-    group.issue({.op = CommOp::reduce_scatter,
-                 .parts = {{.in = buffer(full), .out = buffer(shard), .counts = {2, 2}, .accumulate = true}},
-                 .reduction = {.scale = 0.5}},
-                site);
-    group.issue({.op = CommOp::all_reduce, .parts = {{.in = buffer(sum), .out = buffer(total), .counts = {1}}}}, site);
-    group.issue(
-        {.op = CommOp::broadcast, .parts = {{.in = buffer(root), .out = buffer(root), .counts = {1}}}, .peer = 1},
-        site);
-    group.issue(
-        {.op = CommOp::all_to_all,
-         .parts =
-             {{.in = buffer(from), .out = buffer(to), .dtype = DType::i64, .counts = {1, 1}, .out_counts = {1, 1}}}},
-        site);
-    const Collective mail{.op = me == 0 ? CommOp::send : CommOp::recv,
-                          .parts = {{.in = buffer(full, 0, 2), .out = buffer(got), .counts = {2}}},
-                          .peer = 1 - group.rank()};
-    group.issue(mail, site);
-    group.issue({.op = CommOp::barrier}, site);
-    reduces.record().wait();
-    EXPECT_EQ(shard, me == 0 ? (std::vector<float>{101.5, 103}) : (std::vector<float>{104.5, 106}));
-    EXPECT_EQ(sum[0], x) << "out of place";
-    EXPECT_EQ(total[0], 3);
-    EXPECT_EQ(root[0], 2);
-    EXPECT_EQ(to, (std::vector<std::int64_t>{10 + 10 * group.rank(), 11 + 10 * group.rank()}));
-    if (me == 1) { EXPECT_EQ(got, (std::vector<float>{1, 2})); }
-  });
-}
-
 // The thread that touches the bytes waits, and gets an error of the call, which names the subject.
 TEST_P(Issue, LendsWhatItUses) {
   run(2, [](HostGroup& group) {
@@ -126,6 +62,32 @@ TEST_P(Issue, LendsWhatItUses) {
         {.op = CommOp::all_gather, .parts = {{.in = bytes_of(shard), .out = bytes_of(again), .counts = {4, 4}}}},
         {.queue = queue(kGatherQueue), .name = "unshard", .loans = other_loans});
     EXPECT_EQ(again.to_vector<float>()[7], 2);
+  });
+}
+
+TEST_P(Issue, CountsLaunchesAndFullBuffers) {
+  run(2, [](HostGroup& group) {
+    std::vector<float> a(10), b(6), out(4);
+    const std::vector<std::int64_t> ten{7, 3}, six{2, 4}, none{0, 0};
+    group.all_gather({in_place(a.data(), DType::f32, ten), in_place(b.data(), DType::f32, six)});
+    const CollectivePart scatter{.in = {b.data()}, .out = {out.data()}, .counts = six};
+    group.reduce_scatter({scatter}, {});
+    const CollectivePart flat = in_place(a.data(), DType::f32, 10);
+    group.all_reduce({flat}, {});
+    group.broadcast({flat}, 1);
+    group.broadcast({flat}, 0);
+    group.barrier();
+    const CommCounts& counts = group.counts();
+    EXPECT_EQ(counts.all_gather.calls, 1);
+    EXPECT_EQ(counts.all_gather.bytes, 64);
+    EXPECT_EQ(counts.reduce_scatter.calls, 1);
+    EXPECT_EQ(counts.reduce_scatter.bytes, 24);
+    EXPECT_EQ(counts.all_reduce.calls, 1);
+    EXPECT_EQ(counts.all_reduce.bytes, 40);
+    EXPECT_EQ(counts.broadcast.calls, 2);
+    EXPECT_EQ(counts.broadcast.bytes, 80);
+    EXPECT_EQ(counts.barrier.calls, 1);
+    EXPECT_EQ(counts.barrier.bytes, 0);
   });
 }
 
@@ -297,6 +259,25 @@ TEST_P(Issue, AWholeCallMeetsASplitOne) {
   });
 }
 
+TEST_P(Issue, MistakesWithBlocksAreNamed) {
+  run(1, [](HostGroup& group) {
+    std::vector<float> values(12);
+    const Buffer all{values.data(), 48, Device::cpu()}, apart{values.data() + 6, 24, Device::cpu()};
+    Queue& gathers = queue(kGatherQueue);
+    const auto refuse = [&](Collective call, std::initializer_list<std::string_view> parts) {
+      expect_error([&] { group.issue(call, {.queue = gathers, .name = "gather"}); }, parts);
+    };
+    refuse({.op = CommOp::all_gather, .parts = {{.in = apart, .out = all, .counts = {6}, .blocks = 4}}},
+           {"all_gather", "tensor 0", "count of 6", "4 blocks"});
+    refuse({.op = CommOp::all_gather, .parts = {{.in = apart, .out = all, .counts = {6}, .blocks = 0}}},
+           {"tensor 0 is of 0 blocks"});
+    refuse({.op = CommOp::all_gather, .parts = {{.in = all, .out = all, .counts = {6}, .blocks = 2}}},
+           {"in 2 blocks", "its input lies in its output"});
+    refuse({.op = CommOp::all_reduce, .parts = {{.in = all, .out = all, .counts = {6}, .blocks = 2}}},
+           {"all_reduce", "is of 2 blocks"});
+  });
+}
+
 TEST(IssueErrors, BuffersMustFitAndLieWhereTheGroupMoves) {
   run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
     std::vector<float> all(4);
@@ -354,10 +335,24 @@ TEST(IssueErrors, GhostsLendAndMoveNothing) {
   EXPECT_FALSE(x.storage()->is_lent_for_writing());
 }
 
+TEST(SingleGroup, ScalesAndMovesNothing) {
+  const std::shared_ptr<ProcessGroup> group = make_single_group();
+  EXPECT_EQ(group->size(), 1);
+  std::vector<float> x{1, 2, 3};
+  group->host().all_reduce({in_place(x.data(), DType::f32, 3)}, {.kind = ReduceKind::avg, .scale = 0.5});
+  EXPECT_EQ(x, (std::vector<float>{0.5f, 1.0f, 1.5f}));
+  EXPECT_EQ(group->host().counts().all_reduce.bytes, 12);
+  group->abort("stop");
+  EXPECT_THROW(group->host().barrier(), CommError);
+  group->reset();
+  group->host().barrier();
+}
+
 TEST(Abilities, OfGroupsOfTheHost) {
   const auto group = make_single_group();
   const Abilities& abilities = group->abilities();
   EXPECT_TRUE(abilities.casts && abilities.uneven && abilities.ordered_sum && abilities.accumulate && abilities.lists);
+  EXPECT_TRUE(abilities.blocks && abilities.same_counts && abilities.nan_wins);
   EXPECT_TRUE(group->supports(Device::cpu()));
   EXPECT_EQ(&group->host(), group.get());
 }

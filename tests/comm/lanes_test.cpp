@@ -23,12 +23,7 @@ std::int64_t sum(HostGroup& lane, std::int64_t x) {
   return x;
 }
 
-class Lanes : public ::testing::TestWithParam<Backend> {
- protected:
-  void run(int ranks, const RankBody& body) const {
-    for (const std::string& message : GetParam().run(ranks, body)) EXPECT_EQ(message, "");
-  }
-};
+class Lanes : public OnAllBackends {};
 INSTANTIATE_TEST_SUITE_P(Groups, Lanes, ::testing::ValuesIn(all_backends()),
                          [](const auto& param) { return param.param.name; });
 
@@ -144,23 +139,6 @@ TEST_P(Lanes, ADeadlockAcrossLanesShowsTheCallsOfAll) {
     EXPECT_THAT(error, AllOf(HasSubstr("also in barrier #1 of lane 2, waiting for rank 0"),
                              HasSubstr("also in barrier #1 of lane 3, waiting for rank 0")));
   });
-}
-
-TEST_P(Lanes, DifferentCallsNameTheLane) {
-  run(2, [](HostGroup& group) {
-    const std::string error =
-        error_of([&] { group.rank() == 0 ? group.lane(1).barrier() : (void)sum(group.lane(1), 1); });
-    EXPECT_THAT(error, HasSubstr("rank 0 calls barrier #1 of lane 1, rank 1 calls all_reduce #1 of lane 1 [i64"));
-  });
-}
-
-// Rank 0's queue waits for rank 1, which dies; rank 0 itself is outside.
-TEST_P(Lanes, ARankThatLeavesIsNamedInALane) {
-  const auto messages = GetParam().run(2, [](HostGroup& group) {
-    if (group.rank() == 0) group.lane(1).barrier();
-  });
-  EXPECT_THAT(messages[0], AllOf(HasSubstr("rank 1"), HasSubstr("has left the group while rank 0 waits for it in "
-                                                                "barrier #1 of lane 1")));
 }
 
 }  // namespace

@@ -2,8 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <numeric>
-
 #include "tests/comm/backends.h"
 
 namespace sherd::testing {
@@ -22,65 +20,9 @@ std::vector<float> recv(HostGroup& group, std::size_t count, int from) {
   return data;
 }
 
-std::vector<float> numbers(std::size_t count, int first) {
-  std::vector<float> data(count);
-  std::iota(data.begin(), data.end(), static_cast<float>(first));
-  return data;
-}
-
-class Pairs : public ::testing::TestWithParam<Backend> {
- protected:
-  void run(int ranks, const RankBody& body) const {
-    for (const std::string& message : GetParam().run(ranks, body)) EXPECT_EQ(message, "") << ranks << " ranks";
-  }
-};
+class Pairs : public OnAllBackends {};
 INSTANTIATE_TEST_SUITE_P(Groups, Pairs, ::testing::ValuesIn(all_backends()),
                          [](const auto& param) { return param.param.name; });
-
-// Rank 2 takes no part, and collectives in between do not disturb the numbers.
-TEST_P(Pairs, MoveEverySizeInOrder) {
-  run(3, [](HostGroup& group) {
-    for (const std::size_t count : {0U, 1U, 1000U, 40'001U}) {
-      for (int message = 0; message < 3; ++message) {
-        if (group.rank() == 0) send(group, numbers(count, message), 1);
-        if (group.rank() == 1) { EXPECT_EQ(recv(group, count, 0), numbers(count, message)); }
-      }
-      if (group.rank() == 1) send(group, numbers(count, 7), 0);
-      if (group.rank() == 0) { EXPECT_EQ(recv(group, count, 1), numbers(count, 7)); }
-      group.barrier();
-    }
-    EXPECT_EQ(group.counts().send.calls, group.rank() == 0 ? 12 : group.rank() == 1 ? 4 : 0);
-    EXPECT_EQ(group.counts().recv.calls, group.rank() == 1 ? 12 : group.rank() == 0 ? 4 : 0);
-  });
-}
-
-TEST_P(Pairs, MoveListsOfMixedTypes) {
-  run(2, [](HostGroup& group) {
-    std::vector<float> a(5000);
-    std::vector<std::int64_t> b(3);
-    bool c = false;
-    if (group.rank() == 0) a = numbers(5000, 1), b = {4, 5, 6}, c = true;
-    const std::vector<CollectivePart> parts{in_place(a.data(), DType::f32, 5000), in_place(b.data(), DType::i64, 3),
-                                            in_place(&c, DType::boolean, 1)};
-    if (group.rank() == 0) group.send(parts, 1);
-    else group.recv(parts, 0);
-    EXPECT_EQ(a, numbers(5000, 1));
-    EXPECT_EQ(b, (std::vector<std::int64_t>{4, 5, 6}));
-    EXPECT_TRUE(c);
-  });
-}
-
-TEST_P(Pairs, ARingPassesOn) {
-  run(4, [](HostGroup& group) {
-    const int next = (group.rank() + 1) % 4, before = (group.rank() + 3) % 4;
-    if (group.rank() == 0) {
-      send(group, {1}, next);
-      EXPECT_EQ(recv(group, 1, before), std::vector<float>{4});
-    } else {
-      send(group, {recv(group, 1, before)[0] + 1}, next);
-    }
-  });
-}
 
 TEST_P(Pairs, DifferentListsNameBothCalls) {
   run(2, [](HostGroup& group) {
@@ -120,41 +62,6 @@ TEST_P(Pairs, OneselfAndStrangersAreNoPeers) {
       group.reset();
     }
   });
-}
-
-/// Rank s sends s * 100 + d * 10 + i to rank d, `counts(s, d)` elements.
-template <class Counts>
-void check_swap(HostGroup& group, Counts&& counts) {
-  const int n = group.size(), me = group.rank();
-  std::vector<std::int64_t> in_counts, out_counts;
-  std::vector<float> in, expected;
-  for (int peer = 0; peer < n; ++peer) {
-    in_counts.push_back(counts(me, peer));
-    out_counts.push_back(counts(peer, me));
-    for (int i = 0; i < counts(me, peer); ++i) in.push_back(static_cast<float>(me * 100 + peer * 10 + i));
-    for (int i = 0; i < counts(peer, me); ++i) expected.push_back(static_cast<float>(peer * 100 + me * 10 + i));
-  }
-  std::vector<float> out(expected.size());
-  std::vector<std::int64_t> tags(static_cast<std::size_t>(n), me), seen(static_cast<std::size_t>(n), -1);
-  const std::vector<std::int64_t> ones(static_cast<std::size_t>(n), 1);
-  group.all_to_all(
-      {{.in = {in.data()}, .out = {out.data()}, .counts = in_counts, .out_counts = out_counts},
-       {.in = {tags.data()}, .out = {seen.data()}, .dtype = DType::i64, .counts = ones, .out_counts = ones}});
-  EXPECT_EQ(out, expected);
-  for (int peer = 0; peer < n; ++peer) EXPECT_EQ(seen[static_cast<std::size_t>(peer)], peer);
-}
-
-TEST_P(Pairs, AllToAllMovesEvenUnevenAndEmptyParts) {
-  for (const int ranks : {1, 2, 3, 4}) {
-    run(ranks, [](HostGroup& group) {
-      check_swap(group, [](int, int) { return 3; });
-      check_swap(group, [](int, int) { return 0; });
-      check_swap(group, [](int from, int to) { return (from * 7 + to * 3) % 5; });
-      check_swap(group, [](int from, int to) { return from == 0 && to == 1 ? 30'000 : to; });
-      check_swap(group, [](int from, int to) { return 5000 + from - to; });
-      EXPECT_EQ(group.counts().all_to_all.calls, 5);
-    });
-  }
 }
 
 TEST_P(Pairs, AllToAllNamesCountsThatDoNotFit) {

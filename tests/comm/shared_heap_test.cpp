@@ -1,18 +1,12 @@
-// Tensors in shared heaps, sources that are cast on their way, and reductions between types. Oracle: casts and sums by
-// hand, in the order of the tree, compared bit by bit.
+// What moves and is copied of tensors in shared heaps. Oracle: closed forms.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <numeric>
 #include <string>
 
-#include "runtime/comm/board/elements.h"
 #include "runtime/exec/context.h"
 #include "runtime/memory/caching_allocator.h"
 #include "tests/comm/backends.h"
-#include "tests/support/tree_sum.h"
 
 namespace sherd::testing {
 namespace {
@@ -29,7 +23,6 @@ class Shelf {
     used_ += bytes;
     return reinterpret_cast<T*>(block);
   }
-  void skip(std::size_t bytes) { used_ += bytes; }
 
  private:
   SharedHeap heap_;
@@ -38,142 +31,9 @@ class Shelf {
   std::vector<std::vector<std::byte>> own_;
 };
 
-float value(int rank, std::int64_t i) {
-  auto h = static_cast<std::uint64_t>(i * 7 + rank * 1000003 + 1) * 0x9e3779b97f4a7c15u;
-  h ^= h >> 29;
-  return static_cast<float>(static_cast<int>(h % 60001) - 30000) / 977.0f;
-}
-
-std::int64_t start_of(const std::vector<std::int64_t>& counts, int rank) {
-  return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
-}
-
-template <class T>
-std::string differs(const T* got, const std::vector<T>& expected) {
-  for (std::size_t i = 0; i < expected.size(); ++i)
-    if (std::memcmp(got + i, &expected[i], sizeof(T)) != 0)
-      return fmt::format("element {} is {}, not {}", i, static_cast<double>(convert<float>(got[i])),
-                         static_cast<double>(convert<float>(expected[i])));
-  return "";
-}
-
-/// Gathers shards of S as T from a source.
-template <class T, class S>
-void check_gather(HostGroup& group, const std::vector<std::int64_t>& counts, bool uses_heap = true) {
-  const int me = group.rank();
-  const std::int64_t total = start_of(counts, group.size()), own = counts[static_cast<std::size_t>(me)];
-  Shelf shelf(group, uses_heap);
-  shelf.skip(static_cast<std::size_t>(me) * 4160);  // ranks have their tensors at different offsets
-  S* source = shelf.take<S>(own);
-  for (std::int64_t i = 0; i < own; ++i) source[i] = convert<S>(value(me, i));
-  std::vector<T> full(static_cast<std::size_t>(total)), expected;
-  for (int r = 0; r < group.size(); ++r)
-    for (std::int64_t i = 0; i < counts[static_cast<std::size_t>(r)]; ++i)
-      expected.push_back(convert<T>(convert<S>(value(r, i))));
-  const CollectivePart part{
-      .in = {source}, .out = {full.data()}, .dtype = dtype_of<S>, .counts = counts, .out_dtype = dtype_of<T>};
-  group.all_gather({part});
-  EXPECT_EQ(differs(full.data(), expected), "")
-      << name(dtype_of<T>) << " from " << name(dtype_of<S>) << ", " << total << " elements, rank " << me;
-}
-
-/// Reduces inputs of T through W to U.
-template <class T, class W, class U>
-void check_scatter(HostGroup& group, const std::vector<std::int64_t>& counts, bool accumulate, double scale) {
-  const int me = group.rank();
-  const std::int64_t total = start_of(counts, group.size()), own = counts[static_cast<std::size_t>(me)];
-  Shelf shelf(group);
-  shelf.skip(static_cast<std::size_t>(group.size() - me) * 8256);
-  T* in = shelf.take<T>(total);
-  for (std::int64_t i = 0; i < total; ++i) in[i] = convert<T>(value(me, i));
-  std::vector<U> out(static_cast<std::size_t>(own), convert<U>(100.0f)), expected;
-  for (std::int64_t i = start_of(counts, me); i < start_of(counts, me) + own; ++i) {
-    std::vector<float> leaves;
-    for (int r = 0; r < group.size(); ++r) {
-      // A wire that is wider than the inputs loses nothing.
-      float x = convert<float>(convert<T>(value(r, i)));
-      if (sizeof(W) < sizeof(T)) x = convert<float>(convert<W>(x));
-      leaves.push_back(x);
-    }
-    float sum = tree_sum(leaves, std::plus<float>());
-    if (scale != 1) sum *= static_cast<float>(scale);
-    if (!std::is_same_v<W, U>) sum = convert<float>(convert<W>(sum));
-    expected.push_back(convert<U>(accumulate ? 100.0f + sum : sum));
-  }
-  const CollectivePart part{.in = {in},
-                            .out = {out.data()},
-                            .dtype = dtype_of<T>,
-                            .counts = counts,
-                            .out_dtype = dtype_of<U>,
-                            .wire = dtype_of<W>,
-                            .accumulate = accumulate};
-  group.reduce_scatter({part}, {.scale = scale});
-  EXPECT_EQ(differs(out.data(), expected), "") << name(dtype_of<T>) << " as " << name(dtype_of<W>) << " to "
-                                               << name(dtype_of<U>) << ", " << total << " elements, rank " << me;
-}
-
-class SharedHeaps : public ::testing::TestWithParam<Backend> {
- protected:
-  void run(int ranks, const RankBody& body) const {
-    for (const std::string& message : GetParam().run(ranks, body)) EXPECT_EQ(message, "") << ranks << " ranks";
-  }
-};
+class SharedHeaps : public OnAllBackends {};
 INSTANTIATE_TEST_SUITE_P(Groups, SharedHeaps, ::testing::ValuesIn(all_backends()),
                          [](const auto& param) { return param.param.name; });
-
-// Below and above the size that is staged, and above the size that is streamed.
-std::vector<std::vector<std::int64_t>> splits(int ranks) {
-  const auto even = [ranks](std::int64_t count) {
-    return std::vector<std::int64_t>(static_cast<std::size_t>(ranks), count);
-  };
-  std::vector<std::vector<std::int64_t>> all{even(0), even(3), even(5001), even(0), even(5001)};
-  all[3].back() = 20'003;
-  all[4].front() = 0;
-  return all;
-}
-
-TEST_P(SharedHeaps, GathersSourcesAndCastsThem) {
-  for (const int ranks : {1, 2, 3, 4}) {
-    run(ranks, [](HostGroup& group) {
-      for (const std::vector<std::int64_t>& counts : splits(group.size())) {
-        check_gather<float, float>(group, counts);
-        check_gather<bf16, float>(group, counts);
-        check_gather<float, bf16>(group, counts);
-        check_gather<f16, double>(group, counts);
-        check_gather<bf16, bf16>(group, counts);
-        check_gather<bf16, float>(group, counts, group.rank() != 1);  // one rank has its tensor elsewhere
-      }
-    });
-  }
-}
-
-TEST_P(SharedHeaps, ReducesBetweenTypes) {
-  for (const int ranks : {1, 2, 4}) {
-    run(ranks, [](HostGroup& group) {
-      for (const std::vector<std::int64_t>& counts : splits(group.size()))
-        for (const bool accumulate : {false, true})
-          for (const double scale : {1.0, 0.25, 1.0 / 3}) {
-            check_scatter<float, float, float>(group, counts, accumulate, scale);
-            check_scatter<bf16, float, float>(group, counts, accumulate, scale);
-            check_scatter<bf16, bf16, float>(group, counts, accumulate, scale);
-            check_scatter<float, bf16, float>(group, counts, accumulate, scale);
-            check_scatter<f16, float, f16>(group, counts, accumulate, scale);
-          }
-    });
-  }
-}
-
-TEST_P(SharedHeaps, LargeTransfersPastTheCachesAreTheSame) {
-  run(2, [](HostGroup& group) {
-    const std::int64_t count = comm::kStreamBytes / 2 / 2 + 37;
-    const std::vector<std::int64_t> counts{count, count - 5};
-    check_gather<bf16, float>(group, counts);
-    check_gather<float, float>(group, counts);
-    check_scatter<float, float, float>(group, counts, false, 0.5);
-    check_scatter<bf16, float, float>(group, counts, false, 1);
-    check_scatter<float, float, float>(group, counts, true, 1);
-  });
-}
 
 /// A unit's shards of f32, gathered as bf16 and summed as f32.
 CollectivePart gathered(bf16* full, const std::vector<std::int64_t>& counts, float* shard) {

@@ -35,7 +35,7 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr int kKilled = 128 + SIGKILL;
+constexpr int kKilledStatus = 128 + SIGKILL;
 
 void gather(HostGroup& group, std::int64_t count_per_rank) {
   std::vector<float> data(static_cast<std::size_t>(count_per_rank * group.size()));
@@ -101,7 +101,7 @@ TEST(ShmGroup, ARankKilledBeforeACallIsNamedSoon) {
     EXPECT_THROW(group->host().barrier(), CommError);
     EXPECT_THROW(group->reset(), CommError) << "a dead rank cannot take part in a reset";
   });
-  EXPECT_EQ(ends[1].status, kKilled);
+  EXPECT_EQ(ends[1].status, kKilledStatus);
   for (const std::size_t rank : {0U, 2U}) EXPECT_EQ(ends[rank].status, 0) << ends[rank].message;
 }
 
@@ -171,7 +171,7 @@ TEST(ShmGroup, ARankKilledInsideACallIsNamedSoon) {
         EXPECT_LT(std::chrono::steady_clock::now() - last_good, std::chrono::seconds(5));
       }
     });
-    EXPECT_EQ(ends[2].status, kKilled);
+    EXPECT_EQ(ends[2].status, kKilledStatus);
     for (const std::size_t rank : {0U, 1U}) EXPECT_EQ(ends[rank].status, 0) << ends[rank].message;
   }
 }
@@ -191,7 +191,7 @@ TEST(ShmGroup, NothingIsLeftWhenAllAreKilled) {
       } catch (const CommError&) { ::pause(); }
     }
   });
-  for (const RankEnd& end : ends) EXPECT_EQ(end.status, kKilled) << end.message;
+  for (const RankEnd& end : ends) EXPECT_EQ(end.status, kKilledStatus) << end.message;
   EXPECT_EQ(shared_memory_files(), before);
   EXPECT_THAT(text_of("/proc/net/unix"), ::testing::Not(HasSubstr(socket_name(store))));
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child process is left";
@@ -221,7 +221,7 @@ TEST(ShmGroup, AKillDuringTheRendezvousLeavesNoSocket) {
     DeadlyStore deadly(shared);
     make_shm_group(deadly, 0, 2);
   });
-  EXPECT_EQ(ends[0].status, kKilled);
+  EXPECT_EQ(ends[0].status, kKilledStatus);
   EXPECT_THAT(text_of("/proc/net/unix"), ::testing::Not(HasSubstr(socket_name(store))));
 }
 

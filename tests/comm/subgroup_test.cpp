@@ -44,12 +44,7 @@ Group divide(HostGroup& group, std::vector<int> ranks) { return group.subgroup(r
 /// {0,1} and {2,3}.
 Group pair_of(HostGroup& group) { return group.rank() < 2 ? divide(group, {0, 1}) : divide(group, {2, 3}); }
 
-class Subgroups : public ::testing::TestWithParam<Backend> {
- protected:
-  void run(int ranks, const RankBody& body) const {
-    for (const std::string& message : GetParam().run(ranks, body)) EXPECT_EQ(message, "");
-  }
-};
+class Subgroups : public OnAllBackends {};
 INSTANTIATE_TEST_SUITE_P(Groups, Subgroups, ::testing::ValuesIn(all_backends()),
                          [](const auto& param) { return param.param.name; });
 
@@ -130,37 +125,6 @@ TEST_P(Subgroups, KeepTheirLanesCountsAndLargeCallsApart) {
     EXPECT_EQ(with_pair.all_gather.calls, before.all_gather.calls + 2);
     EXPECT_EQ(with_pair.all_reduce.bytes, before.all_reduce.bytes + 40'000 * 8);
     EXPECT_GT(comm_times(group).total, group.counts().seconds);
-  });
-}
-
-TEST_P(Subgroups, SendBetweenTheirOwnNumbers) {
-  run(4, [](HostGroup& group) {
-    const Group odd = divide(group, group.rank() % 2 == 1 ? std::vector<int>{3, 1} : std::vector<int>{0, 2});
-    std::int64_t x = group.rank() * 10;
-    const CollectivePart part = in_place(&x, DType::i64, 1);
-    if (odd->rank() == 0) odd->host().send({part}, 1);
-    else odd->host().recv({part}, 0);
-    EXPECT_EQ(x, group.rank() % 2 == 1 ? 30 : 0);
-  });
-}
-
-// A member's heap is found by its number in the whole group.
-TEST_P(Subgroups, ReadTheSharedHeapsOfTheWholeGroup) {
-  run(4, [](HostGroup& group) {
-    const Group pair = divide(group, group.rank() % 2 == 1 ? std::vector<int>{1, 3} : std::vector<int>{2, 0});
-    const SharedHeap heap = group.shared_heap();
-    EXPECT_EQ(pair->host().shared_heap().memory, heap.memory);
-    EXPECT_EQ(pair->host().shared_heap().bytes, heap.bytes);
-    if (heap.bytes == 0) return;
-    constexpr std::int64_t kCount = 100'000;
-    auto* shard = reinterpret_cast<float*>(heap.memory.get());
-    std::fill_n(shard, kCount, static_cast<float>(group.rank()));
-    std::vector<float> all(2 * kCount, -1.0f);
-    const std::vector<std::int64_t> counts(2, kCount);
-    const CollectivePart part{.in = {shard}, .out = {all.data()}, .counts = counts};
-    pair->host().all_gather({part});
-    EXPECT_EQ(all.front(), group.rank() % 2 == 1 ? 1.0f : 2.0f);
-    EXPECT_EQ(all.back(), group.rank() % 2 == 1 ? 3.0f : 0.0f);
   });
 }
 

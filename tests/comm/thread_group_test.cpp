@@ -1,5 +1,4 @@
-// The thread group's own promises, and the helper that most tests use. Values and failures are tested for all groups in
-// collectives_test and failures_test.
+// The thread group's own promises, and the helper that most tests use.
 #include "runtime/comm/board/thread_group.h"
 
 #include <gmock/gmock.h>
@@ -17,16 +16,6 @@
 
 namespace sherd::testing {
 namespace {
-
-TEST(ThreadGroup, HandlesKnowTheirRank) {
-  const std::vector<std::shared_ptr<ProcessGroup>> groups = make_thread_groups(3);
-  ASSERT_EQ(groups.size(), 3U);
-  for (int rank = 0; rank < 3; ++rank) {
-    EXPECT_EQ(groups[static_cast<std::size_t>(rank)]->rank(), rank);
-    EXPECT_EQ(groups[static_cast<std::size_t>(rank)]->size(), 3);
-    EXPECT_EQ(groups[static_cast<std::size_t>(rank)]->kind(), "thread");
-  }
-}
 
 TEST(ThreadGroup, SizesOutOfRangeAreRefused) {
   EXPECT_THROW(make_thread_groups(0), Error);
