@@ -10,6 +10,7 @@
 #include "runtime/cuda/device/nvrtc.h"
 #include "runtime/cuda/device/store.h"
 #include "runtime/cuda/gemm/blas.h"
+#include "runtime/cuda/group/kernels.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/nccl/nccl_api.h"
 #include "runtime/op/core/device_library.h"
@@ -95,6 +96,7 @@ class CudaBackend final : public Backend {
   }
 
   void register_kernels(OpTable& table) const override { cuda::register_kernels(table); }
+  const comm::GroupKernels* group_kernels() const override { return &cuda::group_kernels(); }
 
  private:
   int num_devices_ = 0;
