@@ -44,6 +44,9 @@ target_include_directories(emulated_nccl SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIR
 set(emulated_test_sources ${test_sources})
 list(FILTER emulated_test_sources INCLUDE REGEX "/emulated_[^/]*$")  # tests of the emulated GPU itself
 list(REMOVE_ITEM test_sources ${emulated_test_sources})
+# Groups of devices run the table of tests/comm too.
+list(APPEND test_sources ${CMAKE_CURRENT_SOURCE_DIR}/comm/conformance/cases.cpp
+     ${CMAKE_CURRENT_SOURCE_DIR}/comm/conformance/check_case.cpp)
 add_library(test_cuda_objects OBJECT ${test_sources})
 sherd_compile_together(test_cuda_objects ${test_sources})
 target_link_libraries(test_cuda_objects PUBLIC sherd_test_support)
