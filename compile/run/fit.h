@@ -22,7 +22,7 @@ struct FitOptions {
   /// Ranks that fit the same program together, and decide alike what they must; null: this one alone decides nothing
   /// that others must do too.
   ProcessGroup* group = nullptr;
-  /// Of the program as the passes leave it without a budget; null: it is found anew.
+  /// What the program holds as the passes leave it without a budget; null: it is found anew.
   const ir::Footprint* recorded = nullptr;
   /// What passes decide by; null: all nodes cost nothing.
   const Prices* prices = nullptr;
