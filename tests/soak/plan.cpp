@@ -19,6 +19,7 @@ constexpr Chance<PhasePlan> kOfPhases[] = {{&PhasePlan::accumulates_shards, 30, 
                                            {&PhasePlan::has_slices, 40, "resharded to 2 ranks"},
                                            {&PhasePlan::in_8_bits, 25, "in 8 bits"},
                                            {&PhasePlan::is_captured, 30, "captured"},
+                                           {&PhasePlan::has_budget, 50, "planned where captured"},
                                            {&PhasePlan::is_offloaded, 35, "offloaded"},
                                            {&PhasePlan::offloads_gradients, 50, "with gradients"}};
 constexpr Chance<StepWork> kOfWork[] = {{&StepWork::reduces_unused, 40, "reduces what is unused"},

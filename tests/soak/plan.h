@@ -53,6 +53,7 @@ struct PhasePlan {
   bool in_8_bits = false;                                 // gathers and reductions
   bool is_offloaded = false, offloads_gradients = false;  // the subject's shards and state; the twin's are in memory
   bool is_captured = false;                               // the subject's steps, which all do the same work then
+  bool has_budget = false;                                // and are planned within what they hold
   std::uint64_t seed = 0;
   std::string name() const;
 };

@@ -176,7 +176,8 @@ class Phase {
         subject_(plan_, &mesh, plan_.is_offloaded),
         twin_(plan_, &mesh),
         whole_(plan_, nullptr),
-        captured_([this](std::span<const Tensor> in) { return step_that_may_raise(in); }, {.group = nullptr}) {}
+        captured_([this](std::span<const Tensor> in) { return step_that_may_raise(in); },
+                  {.group = nullptr, .memory_budget = plan_.has_budget ? "100%" : "none"}) {}
 
   void run(Tally& tally) {
     try {

@@ -33,6 +33,7 @@ CONFIGURATIONS = {
     "captured": (2, ["--compile"]),
     "planned": (2, ["--compile", "--memory-budget", "90%"]),
     "planned_tp_async": (2, ["--mesh", "tp=2", "--save-async", "true", "--compile", "--memory-budget", "90%"]),
+    "planned_hsdp": (4, ["--mesh", "replicate=2,dp=2", "--param-dtype", "bf16", "--compile", "--memory-budget", "97%"]),
     "planned_offload": (2, ["--offload", "optimizer", "--compile", "--memory-budget", "95%"]),
     "bf16": (2, ["--param-dtype", "bf16"]),
     "tp": (2, ["--mesh", "tp=2"]),
