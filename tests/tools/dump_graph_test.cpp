@@ -1,4 +1,5 @@
 // `sherd train --dump-graph` as a user sees it. Oracles: an XML parser; footprints of programs that the texts are.
+#include <cmath>
 #include <filesystem>
 #include <regex>
 
@@ -7,6 +8,7 @@
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/group/group_names.h"
 #include "tests/tools/program_test.h"
+#include "tools/table/graph_pictures.h"
 
 namespace sherd::testing {
 
@@ -77,6 +79,28 @@ TEST_F(DumpGraph, PicturesHaveTheNumbersOfThePrograms) {
   EXPECT_LE(points[0], peaks[1]);
   EXPECT_EQ(bytes_after(curve, "the least that it can hold").back(), points[0]);
   EXPECT_EQ(bytes_after(curve, "this run").back(), peaks[1]);
+}
+
+// Where a text begins, in pixels down the picture.
+double height_of(const std::string& svg, const std::string& text) {
+  std::smatch found;
+  const bool is_there = std::regex_search(svg, found, std::regex("y=\"([0-9.]+)\"[^>]*>" + text));
+  EXPECT_TRUE(is_there) << text;
+  return is_there ? std::stod(found[1]) : 0;
+}
+
+TEST(GraphPictures, LabelsOfABudgetsCurveLieOnNothing) {
+  constexpr double kLineHeight = 11;
+  const std::vector<BudgetPoint> curve{{1'000'000, 0.0015}, {1'100'000, 0.0013}, {2'000'000, 0.0011}};
+  for (const BudgetPoint& run : {curve[0], BudgetPoint{1'010'000, 0.00149}}) {
+    const std::string svg = table::budget_svg(curve, run);
+    EXPECT_GE(std::abs(height_of(svg, "this run") - height_of(svg, "the least")), kLineHeight) << svg;
+  }
+  // The line comes from above on the left.
+  const std::string svg = table::budget_svg(curve, curve[2]);
+  std::smatch dot;
+  ASSERT_TRUE(std::regex_search(svg, dot, std::regex("cy=\"([0-9.]+)\"[^>]*><title>this run")));
+  EXPECT_GE(height_of(svg, "this run") - kLineHeight, std::stod(dot[1]));
 }
 
 TEST_F(DumpGraph, RanksDumpTheRecordingWithoutABudgetToo) {

@@ -39,7 +39,7 @@ class Drawing {
       text += line(x(a.x), y(a.y), x(b.x), y(b.y), "stroke=\"#3b6ea8\" stroke-width=\"2\"");
     }
     for (const Mark& point : plot_.line) text += dot(point, "#3b6ea8");
-    for (const Mark& mark : plot_.marks) text += dot(mark, "#d62728") + label(mark);
+    text += labels();
     double below = top_ + kPlotTop + kPlotHeight + kPlotBottom;
     for (const std::string& about : plot_.about) text += text_at(kPlotLeft, below += kPlotLine, about, "class=\"n\"");
     return text;
@@ -57,11 +57,23 @@ class Drawing {
     return fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4\" fill=\"{}\"><title>{}</title></circle>\n",
                        x(mark.x), y(mark.y), color, escaped(mark.text));
   }
-  // Beside its dot, where there is more room.
-  std::string label(const Mark& mark) const {
-    const bool is_right = part(mark.x, plot_.x) > 0.5;
-    return text_at(x(mark.x) + (is_right ? -8 : 8), y(mark.y) - 7, mark.text,
-                   is_right ? "class=\"n\" text-anchor=\"end\"" : "class=\"n\"");
+  // Each beside its dot, where there is more room, and beyond those of dots nearby. A line that falls leaves room above
+  // it on the right of a point, and below it on the left.
+  std::string labels() const {
+    std::string text;
+    std::vector<std::pair<bool, double>> taken;  // on the left of its dot; how high
+    for (const Mark& mark : plot_.marks) {
+      const bool is_left = part(mark.x, plot_.x) > 0.5, is_below = is_left && !plot_.line.empty();
+      double at = y(mark.y) + (is_below ? kPlotLine : -7);
+      const auto is_taken = [&](const auto& other) {
+        return other.first == is_left && std::abs(other.second - at) < kPlotLine;
+      };
+      while (std::ranges::any_of(taken, is_taken)) at += is_below ? kPlotLine : -kPlotLine;
+      taken.emplace_back(is_left, at);
+      text += dot(mark, "#d62728") + text_at(x(mark.x) + (is_left ? -8 : 8), at, mark.text,
+                                             is_left ? "class=\"n\" text-anchor=\"end\"" : "class=\"n\"");
+    }
+    return text;
   }
 
   std::string axis(const Axis& axis, bool is_x) const {
