@@ -24,6 +24,7 @@
 #include "runtime/exec/left_steps.h"
 #include "runtime/op/core/tape_modes.h"
 #include "runtime/os/settings.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd {
 
@@ -256,8 +257,12 @@ std::pair<ir::Program, CompiledStep::Predicted> CompiledStep::fitted(const ir::P
                       .peak = fitted.footprint.peak + sum_beside,
                       .without = fitted.recorded_peak + sum_beside,
                       .seconds = fitted.seconds,
-                      .prices = prices_};
-  for (std::size_t c = 0; c < beside.size(); ++c) predicted.bytes[c] += beside[c];
+                      .prices = prices_,
+                      .at_peak = fitted.footprint.at_peak};
+  for (const std::size_t c : indices(beside)) {
+    predicted.bytes[c] += beside[c];
+    predicted.at_peak[c] += beside[c];
+  }
   return {std::move(fitted.program), std::move(predicted)};
 }
 

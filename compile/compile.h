@@ -92,6 +92,7 @@ class CompiledStep {
     std::int64_t without = 0;  ///< the same of the step as it was recorded, without a budget
     double seconds = 0;        ///< by `prices`; 0 without
     std::shared_ptr<const Prices> prices{};
+    CategoryBytes at_peak{};  ///< what `peak` is made of
   };
   std::optional<Predicted> predicted() const;
   /// The same for a recording of this step that it does not begin with, before the first call. Collective over the
