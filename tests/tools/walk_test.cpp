@@ -54,7 +54,10 @@ class Walk : public testing::ProgramTest {
 
 void expect_predicted(const json& row) {
   SCOPED_TRACE(row.at("name"));
-  for (const std::string key : {"memory_bytes", "calls", "bytes"}) EXPECT_EQ(row.at(key), row.at("predicted_" + key));
+  EXPECT_EQ(row.at("memory_bytes"), row.at("predicted_memory_bytes"));
+  for (const std::string key : {"calls", "bytes"})  // within a budget a run decides which gathers it leaves out
+    EXPECT_EQ(row.value("predicted_" + key, row.at(key)), row.at(key));
+  EXPECT_EQ(row.contains("predicted_calls"), row.at("memory_budget") == "none");
   EXPECT_FALSE(row.at("ranks").empty());
   for (const json& rank : row.at("ranks")) {
     EXPECT_EQ(rank.at("memory_bytes"), rank.at("predicted_memory_bytes"));
@@ -84,14 +87,31 @@ TEST_F(Walk, EveryByteAndCallIsThatOfGhosts) {
   for (const std::string& name : strategies) EXPECT_TRUE(std::ranges::count(names, name) == 1) << name;
   for (const char* name : {"recompute selective", "recompute full", "prefetch false", "units coarse", "units fine"})
     EXPECT_TRUE(std::ranges::count(names, name) == 1) << name;
-  EXPECT_TRUE(std::ranges::count(names, "offload optimizer") == 1);
+  for (const char* name : {"offload optimizer", "captured", "captured within 75%", "captured within 60%"})
+    EXPECT_TRUE(std::ranges::count(names, name) == 1) << name;
   for (const json& row : result.rows) {
     SCOPED_TRACE(row.at("name"));
-    EXPECT_TRUE(row.contains("memory_bytes"));
+    EXPECT_EQ(row.contains("memory_bytes"), row.at("memory_budget") == "none");
+    if (row.at("memory_budget") != "none") {  // little of so small a model is activations
+      expect_within(row.at("sentence"), {"not run: a budget of", "below the least that the step can hold"});
+      continue;
+    }
     EXPECT_EQ(row.contains("predicted_step_seconds"), row.at("name") != "offload optimizer");
     EXPECT_NE(row.at("link"), "");
   }
   expect_within(result.about.at("link").get<std::string>(), {"take half of"});
+}
+
+TEST_F(Walk, RowsWithinBudgetsHoldNoMoreThanTheirs) {
+  const Result result = walk({"--ranks", "2", "--sequence", "128", "--link", "none", "--only", "captured"});
+  EXPECT_EQ(result.end.status, 0) << result.end.err;
+  expect_all(result.rows);
+  const auto total = [&](const std::string& name) {
+    return result.row(name).at("memory_bytes").at("total").get<double>();
+  };
+  EXPECT_LE(total("captured within 75%"), 0.75 * total("captured"));
+  EXPECT_LE(total("captured within 60%"), 0.6 * total("captured"));
+  EXPECT_LT(0, result.row("captured within 60%").at("predicted_step_seconds"));
 }
 
 TEST_F(Walk, NumbersOfStrategiesAreThoseOfArithmetic) {

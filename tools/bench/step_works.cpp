@@ -30,6 +30,7 @@
 #include "tools/bench/training.h"
 #include "tools/table/table.h"
 #include "tools/train/predicted_peak.h"
+#include "tools/train/run.h"
 #include "tools/train/trainer.h"
 
 namespace sherd::bench {
@@ -189,7 +190,8 @@ Ready begin_step(std::span<const std::string_view> args) {
 // steps; settling ones come before the first answer. The answer holds seconds of each step, as rank 0 sees them; calls
 // and bytes of each kind of collective in a step; the last loss; and of each rank, in `ranks`, exposed_seconds and
 // skew_seconds of each step, and bytes of the accounting: peak_bytes of each category over all steps so far,
-// total_peak_bytes since the program's start and bytes_at_peak then, held_bytes between steps.
+// total_peak_bytes since the program's start and bytes_at_peak then, held_bytes between steps; within a memory budget
+// `predicted`, with those of an update that the rank has predicted, and its seconds.
 class TrainRun {
  public:
   TrainRun(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
@@ -209,9 +211,14 @@ class TrainRun {
       calls[std::string(name(op))] = times.moved.of(op).calls;
       bytes[std::string(name(op))] = times.moved.of(op).bytes;
     }
-    const json own = {{"exposed_seconds", times.exposed},       {"skew_seconds", times.skew},
-                      {"peak_bytes", by_category(peak_)},       {"total_peak_bytes", total_peak_},
-                      {"bytes_at_peak", by_category(at_peak_)}, {"held_bytes", by_category(memory_.current())}};
+    json own = {{"exposed_seconds", times.exposed},       {"skew_seconds", times.skew},
+                {"peak_bytes", by_category(peak_)},       {"total_peak_bytes", total_peak_},
+                {"bytes_at_peak", by_category(at_peak_)}, {"held_bytes", by_category(memory_.current())}};
+    if (const auto predicted = trainer_.opened().step->predicted())
+      own["predicted"] = {{"peak_bytes", by_category(predicted->bytes)},
+                          {"total_peak_bytes", predicted->peak},
+                          {"bytes_at_peak", by_category(predicted->at_peak)},
+                          {"seconds", predicted->seconds}};
     json ranks;
     for (const std::string& text : gather_text(*group_, own.dump())) ranks.push_back(json::parse(text));
     return {{"seconds", times.seconds}, {"calls", calls}, {"bytes", bytes}, {"loss", loss_}, {"ranks", ranks}};

@@ -41,6 +41,19 @@ constexpr comm::CommOp kCollectives[] = {comm::CommOp::all_gather, comm::CommOp:
                                          comm::CommOp::all_reduce};
 std::string key_of(std::string_view of, comm::CommOp op) { return fmt::format("{}.{}", of, name(op)); }
 
+// What a rank that fits a budget has predicted itself: it decides by prices, which it has measured.
+void fill_predicted(RowPlan& plan, std::size_t rank, const nlohmann::json& answer) {
+  Row& row = plan.row;
+  table::PeakBytes& own = row.ranks[rank].predicted;
+  own = {bytes_of(answer.at("peak_bytes")), bytes_of(answer.at("bytes_at_peak")), answer.at("total_peak_bytes")};
+  for (int c = 0; c < kNumCategories; ++c)
+    raise(row.at(memory_key(c)).predicted, own.peak[static_cast<std::size_t>(c)]);
+  raise(row.at("memory_bytes.total").predicted, own.total);
+  const double step = std::max(row.at("step_seconds").predicted.value_or(0), answer.at("seconds").get<double>());
+  row.at("step_seconds").predicted = step;
+  row.at("tokens_per_second").predicted = tokens_of(plan) / step;
+}
+
 // Times are those of the fastest step: what else happens on the machine only adds to them.
 void fill_measured(RowPlan& plan, const nlohmann::json& answer) {
   Row& row = plan.row;
@@ -50,6 +63,7 @@ void fill_measured(RowPlan& plan, const nlohmann::json& answer) {
   const nlohmann::json& ranks = answer.at("ranks");
   row.ranks.resize(ranks.size());
   for (std::size_t r = 0; r < ranks.size(); ++r) {
+    if (ranks[r].contains("predicted")) fill_predicted(plan, r, ranks[r].at("predicted"));
     table::PeakBytes& own = row.ranks[r].measured;
     own = {bytes_of(ranks[r].at("peak_bytes")), bytes_of(ranks[r].at("bytes_at_peak")),
            ranks[r].at("total_peak_bytes")};
@@ -110,7 +124,7 @@ std::vector<UnitSize> predict(RowPlan& plan, int ranks, std::int64_t data_vocabu
         *row.at(key_of("bytes", entry.kind)).predicted += static_cast<double>(entry.item.bytes);
       }
   }
-  plan.row = std::move(row);
+  if (!plan.config.plan.memory_budget.is_set()) plan.row = std::move(row);
   return units;
 }
 

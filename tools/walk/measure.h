@@ -24,7 +24,8 @@ class NamelessText {
 std::string made_up_text(std::int64_t sequence);
 
 /// Fills the row with what ghosts of `ranks` ranks, whose text has so many tokens, hold and communicate, and returns
-/// their units. Throws what predict_peak() throws.
+/// their units. Throws what predict_peak() throws. Within a memory budget ghosts do not know what the run will decide,
+/// by prices that it measures: the run's own prediction comes with measure().
 std::vector<UnitSize> predict(RowPlan& plan, int ranks, std::int64_t data_vocabulary);
 
 /// Fills the predicted times of a step that computes for `compute_seconds`.

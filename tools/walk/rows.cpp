@@ -48,8 +48,14 @@ constexpr std::array kSettings{
     Setting{"units", "block", "a block is a unit"},
     Setting{"units", "fine",
             "attention and MLP are units of their own: less is gathered at a time, in more and smaller calls"},
+    Setting{"compile", "false", "every step calls op after op"},
+    Setting{"compile", "true", "one step is recorded and replayed, bit for bit the same"},
+    Setting{"compile", "true", "what does not fit in 75 % of a captured step's bytes is let go and computed again",
+            "memory_budget", "75%"},
+    Setting{"compile", "true", "what does not fit in 60 % of them is let go and computed again", "memory_budget",
+            "60%"},
 };
-constexpr std::array<std::string_view, 5> kKnobs{"strategy", "recompute", "offload", "prefetch", "units"};
+constexpr std::array<std::string_view, 6> kKnobs{"strategy", "recompute", "offload", "prefetch", "units", "compile"};
 
 std::string text_of(const ConfigValue& value) {
   return std::visit([](const auto& v) { return fmt::format("{}", v); }, value);
@@ -117,8 +123,10 @@ std::vector<const Setting*> settings_of(std::string_view knob) {
 }
 
 bool is_of(const Setting& setting, const std::map<std::string, std::string>& base) {
-  const bool reshards = setting.key != "strategy" || base.at("reshard_after_forward") == "true";
-  return reshards && setting.also_key.empty() && base.at(std::string(setting.key)) == setting.value;
+  if (base.at(std::string(setting.key)) != setting.value) return false;
+  if (!setting.also_key.empty()) return base.at(std::string(setting.also_key)) == setting.also_value;
+  return (setting.key != "strategy" || base.at("reshard_after_forward") == "true") &&
+         (setting.key != "compile" || base.at("memory_budget") == "none");
 }
 
 void apply(RowPlan& run, const Setting& setting, const Axes& axes) {
@@ -126,7 +134,10 @@ void apply(RowPlan& run, const Setting& setting, const Axes& axes) {
   table.set_text(setting.key, setting.value, "sherd walk");
   if (setting.key == "strategy") run.config.plan.reshard_after_forward = true;
   if (!run.config.plan.offload.any()) run.config.plan.offload_keep = 0;
+  if (setting.key == "compile") run.config.plan.memory_budget = "none";
+  if (!run.config.plan.compiled) run.config.passes.clear();
   if (setting.also_key.empty()) return;
+  if (setting.also_value != "K") return table.set_text(setting.also_key, setting.also_value, "sherd walk");
   const int k = slices_of(axes.data());
   if (k > 0) table.set_text(setting.also_key, std::to_string(k), "sherd walk");
   else run.row.left_out = fmt::format("{} shards have no smaller number of ranks to reshard to", axes.data());
@@ -137,6 +148,8 @@ std::string name_of(const Setting& setting, const Axes& axes) {
     const int k = slices_of(axes.data());
     return fmt::format("full_shard, reshard to {}", k > 0 ? std::to_string(k) : "fewer");
   }
+  if (setting.key == "compile" && setting.value == "true")
+    return setting.also_key.empty() ? "captured" : fmt::format("captured within {}", setting.also_value);
   return setting.key == "strategy" ? std::string(setting.value) : fmt::format("{} {}", setting.key, setting.value);
 }
 
@@ -152,7 +165,7 @@ RowPlan row_of(const TrainConfig& base, const Choice& changes, const Axes& axes)
   put_on_mesh(run, axes);
   const auto values = values_of(run.config);
   for (const std::string_view key : kKnobs) run.row.settings.emplace_back(key, values.at(std::string(key)));
-  run.row.settings.emplace_back("reshard_after_forward", values.at("reshard_after_forward"));
+  for (const char* key : {"memory_budget", "reshard_after_forward"}) run.row.settings.emplace_back(key, values.at(key));
   run.row.settings.emplace_back("mesh", run.config.plan.mesh.text());
   return run;
 }
@@ -196,7 +209,8 @@ std::vector<RowPlan> plan_rows(const TrainConfig& base, int ranks, bool all) {
     return choice;
   };
   std::vector<std::vector<const Setting*>> knobs;
-  for (const std::string_view knob : kKnobs) knobs.push_back(settings_of(knob));
+  for (const std::string_view knob : kKnobs)  // capturing changes none of what combinations are about
+    if (!all || knob != "compile") knobs.push_back(settings_of(knob));
   std::vector<RowPlan> rows{default_row(base, axes, values)};
   if (all) {
     for (const Choice& choice : combinations(knobs))

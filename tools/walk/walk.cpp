@@ -31,7 +31,8 @@ using table::Table;
 
 constexpr std::string_view kUsageText =
     "usage: sherd walk [CONFIG.toml | --model gpt|llama] [--ranks N | --mesh ...] [--link ...] [--all] [--json] [--svg "
-    "FILE]\n\nRuns one model under every strategy and with recomputation, offload, prefetch and units changed one at a "
+    "FILE]\n\nRuns one model under every strategy and with recomputation, offload, prefetch, units and capture changed "
+    "one at a "
     "time,\nand prints what each run holds, moves and takes beside what ghosts and links predict. Text is made up "
     "where `data` is "
     "empty.\nFlags are those of `sherd train`, which say what the default run is, and:\n\n";
@@ -174,7 +175,7 @@ class Walk {
       if (plan.row.left_out.empty()) return predict(plan, ranks_, vocabulary);
     } catch (const Error& error) {
       if (plan.row.knob == "default") throw;
-      plan.row.left_out = error.message();
+      plan.row.left_out = error.message().substr(0, error.message().find('\n'));  // what it says, without where
     }
     return {};
   }
@@ -204,7 +205,7 @@ class Walk {
 
   void complete(std::size_t i, double compute) {
     RowPlan& plan = plans_[i];
-    if (!plan.row.left_out.empty() || compute == 0) return;
+    if (!plan.row.left_out.empty() || compute == 0 || plan.config.plan.memory_budget.is_set()) return;
     const double factor = recompute_factor(plan.config) / recompute_factor(plans_[0].config);
     if (const auto times = link_times(plan.config, units_[i])) predict_times(plan, *times, compute * factor);
   }
@@ -243,7 +244,8 @@ class Walk {
   // A run that does not fit is a result; one that fails in another way is not.
   static int status(const Table& table) {
     for (const Row& row : table.rows)
-      if (!row.failure.empty() && !row.failure.starts_with("out of memory")) return kFailed;
+      if (!row.failure.empty() && !row.failure.starts_with("out of memory") && !row.failure.starts_with("a budget of"))
+        return kFailed;
     return kDone;
   }
 
