@@ -149,6 +149,12 @@ TEST_F(FakeCollectives, AreThoseOfALoopInTwoProcesses) {
     FakeRank rank{api, r, 2};
     rank.comm = rank.join(id, rank.config());
     every_type(rank);
+    // A device works on while its host waits for something else: here for rank 0, which waits for both devices.
+    const DeviceArray<float> x(rank.stream, values_of<float>(r, 5));
+    rank.expect(api.all_reduce(x.data(), x.data(), 5, kF32, RedOp::sum, rank.comm, rank.stream));
+    if (r == 1) store.get("rank 0 has its sum", std::chrono::seconds(20));
+    expect_equal<float>(x.read(rank.stream), [](std::size_t i) { return reduced(RedOp::sum, 2, i); }, "sum");
+    if (r == 0) store.set("rank 0 has its sum", "");
     rank.check(api.finalize(rank.comm), "finalizing");
     rank.expect(api.destroy(rank.comm));
   });
