@@ -73,7 +73,7 @@ bool swap_dependent(Program& program, Dice& dice) {
   return leave(program, dice);
 }
 
-// A node that there is twice: the budget has repeated one, or the recorded step has.
+// It is one of two that do the same: a budget has repeated it, or the recorded step has.
 GraphNode* draw_clone(Program& program, Dice& dice) {
   GraphNode& node = program.nodes[draw_node(program, dice)];
   const auto does_the_same = [&](const GraphNode& other) {

@@ -9,11 +9,12 @@ namespace sherd::testing {
 /// numbers of nodes too, as a pass would leave them.
 const std::vector<Corruption>& plan_corruptions();
 
-/// By byte: whether one of them writes what the other touches, both without effects.
+/// Whether neither has effects, and neither writes a byte that the other touches.
 bool are_independent(const GraphNode& a, const GraphNode& b);
 
 /// The same program on a machine whose queues are as late as its waits let them be: what a node hands to a queue runs
-/// right before the first wait for it, or at the end. Frees stay where they are. Of a sound program to equal bits.
+/// right before the first wait for it, or at the end. Frees stay where they are. A sound program runs to equal bits
+/// then.
 Program with_late_queues(const Program& program);
 
 }  // namespace sherd::testing

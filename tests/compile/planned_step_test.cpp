@@ -89,7 +89,7 @@ void add_results(const std::vector<Tensor>& results, Floats& floats) {
   for (const Tensor& result : results) floats.push_back(result.local().to_vector<float>());
 }
 
-/// The first step as any, so that the optimizer has its state; the others by `run`.
+/// The first step is an eager one, so that the optimizer has its state; `run` makes the others.
 template <class Run>
 Floats trained(const PlannedCase& c, const Group& group, const Run& run) {
   PlannedTraining training(c, group);

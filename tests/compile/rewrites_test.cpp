@@ -35,7 +35,7 @@ bool has_another_writer(const Program& program, const GraphNode& writer, ValueId
   });
 }
 
-// A pure node, whose results are temporaries that nothing else writes.
+// It is pure, and nothing else writes its results, which are temporaries.
 bool may_be_repeated(const Program& program, const GraphNode& node) {
   return !node.op->traits.effect && !node.op->traits.collective && !node.op->traits.waits && node.num_mutated == 0 &&
          !node.accumulate && node.scratch == kNoValue && !node.out.empty() &&
@@ -46,7 +46,7 @@ bool may_be_repeated(const Program& program, const GraphNode& node) {
          });
 }
 
-// Right behind itself, where it finds what it found; for nobody.
+// The clone stands right behind the node, where it finds what that has found; nobody reads it.
 bool repeat(Program& program, Dice& dice) {
   const std::size_t at = dice.below(program.nodes.size());
   if (!may_be_repeated(program, program.nodes[at])) return false;
@@ -56,7 +56,7 @@ bool repeat(Program& program, Dice& dice) {
   return true;
 }
 
-// And a later node, which hands nothing to a queue, reads what the repeated one has made.
+// A later node, which hands nothing to a queue, reads what the clone has made.
 bool repeat_for_a_reader(Program& program, Dice& dice) {
   const std::size_t at = dice.below(program.nodes.size());
   if (!may_be_repeated(program, program.nodes[at])) return false;

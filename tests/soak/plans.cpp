@@ -157,7 +157,7 @@ void meet_batch(const Options& options, const Batch& batch, Progress& progress, 
   progress.next = batch.last;
 }
 
-/// A process for all until one is spoilt by what it has run, then another.
+/// A process meets them until one has spoilt it by running; then another goes on.
 void corrupt(const Options& options, Batch batch, Progress& progress, Item* items) {
   while (batch.first < batch.last) {
     progress.next = -1;

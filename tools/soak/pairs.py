@@ -18,7 +18,7 @@ import time
 
 from budgets import DTYPES, ROOT, SETTINGS, SPREADS, STYLES, USAGE, Case, Failure, Trainings, judge, try_budget
 
-# The flags of values that are no names of a table.
+# Values are names of tables of budgets.py, or what runs have beside its flags; an empty one adds nothing.
 AXES = {
     "style": list(STYLES),
     "dtype": list(DTYPES),
