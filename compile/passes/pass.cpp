@@ -1,6 +1,7 @@
 #include "compile/passes/pass.h"
 
 #include <algorithm>
+#include <functional>
 #include <ranges>
 #include <utility>
 
@@ -37,24 +38,28 @@ std::vector<const GraphNode*> calls_of(const Program& program) {
   return calls;
 }
 
-// Ranks meet in their calls, so those of `after` are those of `before` in the same order; a gather may be missing.
+// Ranks meet in their calls, so those of `after` are those of `before` in the same order; gathers may be missing, and
+// come more often.
 void check_calls(const Program& before, const Program& after) {
   const std::vector<const GraphNode*> recorded = calls_of(before), calls = calls_of(after);
-  std::size_t next = 0;
-  for (const GraphNode* const call : recorded) {
-    if (next < calls.size() && calls[next]->op == call->op && calls[next]->attrs == call->attrs) ++next;
-    else if (call->restores.empty()) break;
+  const auto is_gather = [](const GraphNode* call) { return !call->restores.empty(); };
+  const auto is_same = [](const GraphNode* a, const GraphNode* b) { return a->op == b->op && a->attrs == b->attrs; };
+  auto next = recorded.begin();
+  for (const GraphNode* const call : calls) {
+    const auto is_this = [&](const GraphNode* other) { return is_same(call, other); };
+    if (is_gather(call) && std::ranges::any_of(recorded, is_this)) continue;
+    next = std::find_if_not(next, recorded.end(), is_gather);
+    if (next != recorded.end() && is_same(*next, call)) {
+      ++next;
+      continue;
+    }
+    Error error("a collective comes in another order than it was recorded in, and other ranks would wait");
+    const auto at = static_cast<std::size_t>(call - after.nodes.data());
+    error.add("node", fmt::format("{}: {}", at, describe_node(after, at)));
+    throw error;
   }
-  if (next == calls.size()) {
-    const auto missing = std::ranges::count_if(recorded, [](const GraphNode* c) { return c->restores.empty(); }) -
-                         std::ranges::count_if(calls, [](const GraphNode* c) { return c->restores.empty(); });
-    check(missing == 0, "{} collectives are missing, for which other ranks would wait", missing);
-    return;
-  }
-  Error error("a collective comes in another order than it was recorded in, and other ranks would wait");
-  const auto at = static_cast<std::size_t>(calls[next] - after.nodes.data());
-  error.add("node", fmt::format("{}: {}", at, describe_node(after, at)));
-  throw error;
+  const auto missing = std::ranges::count_if(next, recorded.end(), std::not_fn(is_gather));
+  check(missing == 0, "{} collectives are missing, for which other ranks would wait", missing);
 }
 
 void check_forms(std::span<const Pass> passes, Forms has) {

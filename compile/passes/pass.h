@@ -28,7 +28,7 @@ inline constexpr Forms waits = 4;   ///< by place_waits: waits for queues are no
 struct Pass {
   std::string name;  ///< for errors
   /// Leaves a program that verify() accepts, that means what it did, whose tables of names are as they were, and whose
-  /// collectives come in the order in which they did; gathers may be fewer.
+  /// collectives come in the order in which they did; gathers may be fewer or more.
   std::function<void(Program&, PassContext&)> run;
   Forms needs = 0, gives = 0, ends = 0;
 };

@@ -20,6 +20,7 @@
 #include "tests/compile/recorded_step.h"
 #include "tests/compile/training_step.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/ranks.h"
 
 namespace sherd::testing {
 namespace {
@@ -85,6 +86,33 @@ TEST(Budget, OfAllThatAStepHoldsLeavesOutGathersForNoByte) {
     EXPECT_TRUE(step.run(fitted.program).same_bits_as(step.run(step.recorded())));
     EXPECT_NO_THROW(check_round_trip(fitted.program));
     if (c.ranks > 1) { EXPECT_LT(gathers_of(fitted.program), gathers_of(step.recorded())); }
+  });
+}
+
+// Ranks whose budgets differ add the same gathers: else they would wait for each other for ever.
+TEST(Budget, BelowWhatUnitsHoldGathersThemOnceMore) {
+  const std::vector<Pass> passes = standard_passes();
+  run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    const std::unique_ptr<RecordedStep> step = record_kept_units(group);
+    const CategoryBytes others = beside(*step);
+    const std::int64_t recorded = footprint_of(step->complete()).peak + sum(others);
+    const Outcome expected = step->run(step->recorded());
+    for (const auto& percent : {std::pair(86, 86), {86, 100}, {100, 86}}) {
+      const int own = group->rank() == 0 ? percent.first : percent.second;
+      SCOPED_TRACE(fmt::format("{}% of {}", own, recorded));
+      const Fitted fitted = fit_program(step->recorded(), {.budget = std::to_string(recorded * own / 100),
+                                                           .passes = passes,
+                                                           .beside = sum(others),
+                                                           .group = group.get()});
+      EXPECT_GT(gathers_of(fitted.program), gathers_of(step->recorded()));
+      EXPECT_NO_THROW(check_round_trip(fitted.program));
+      const Outcome outcome = step->run(fitted.program);
+      EXPECT_TRUE(outcome.same_bits_as(expected));
+      EXPECT_LE(outcome.peak, recorded * own / 100);
+      EXPECT_EQ(fitted.footprint.peak + sum(others), outcome.peak);
+      EXPECT_LT(fitted.footprint.most[static_cast<std::size_t>(MemoryCategory::unsharded)],
+                footprint_of(step->complete()).most[static_cast<std::size_t>(MemoryCategory::unsharded)]);
+    }
   });
 }
 

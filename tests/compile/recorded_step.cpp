@@ -97,11 +97,12 @@ std::unique_ptr<RecordedStep> record_llama(const Group& group) {
 }
 
 // The mesh lives as long as the step, and so does what is sharded over it.
-std::unique_ptr<RecordedStep> record_sharded(const Group& group, const Grid3& grid) {
+std::unique_ptr<RecordedStep> record_sharded(const Group& group, const Grid3& grid,
+                                             std::shared_ptr<ResidualNet> net = std::make_shared<ResidualNet>(5, 8),
+                                             const nn::UnitPolicy& blocks = {}) {
   const auto root = std::make_shared<DeviceMesh>(grid.mesh(group));
-  const auto net = std::make_shared<ResidualNet>(5, 8);
   if (grid.tp > 1) shard_2d(*net, *root, grid, true);
-  else shard(*net, grid.data(*root));
+  else shard(*net, grid.data(*root), blocks);
   net->materialize(nn::Seed{11});
   const auto training = std::make_shared<Training>(std::make_unique<nn::AdamW>(net->parameters()));
   return std::make_unique<RecordedStep>(
@@ -187,6 +188,10 @@ std::vector<StepCase> step_cases() {
       {"tiny_llama", 1, record_llama},
       {"HSDP 2x2", 4, [](const Group& group) { return record_sharded(group, {2, 2, 1}); }},
       {"fully_shard 2 x tensor parallel 2", 4, [](const Group& group) { return record_sharded(group, {1, 2, 2}); }}};
+}
+
+std::unique_ptr<RecordedStep> record_kept_units(const Group& group) {
+  return record_sharded(group, {1, 2, 1}, std::make_shared<ResidualNet>(32, 64, 4), {.reshard_after_forward = false});
 }
 
 void for_each_step(const std::function<void(const StepCase&, const RecordedStep&)>& body) {

@@ -69,6 +69,9 @@ struct StepCase {
 /// 2 x 2 ranks; fully_shard over tensor and sequence parallelism on 2 x 2. All clip, and all update by AdamW.
 std::vector<StepCase> step_cases();
 
+/// On 2 ranks: four blocks under fully_shard, which keep what they have gathered from forward to backward.
+std::unique_ptr<RecordedStep> record_kept_units(const std::shared_ptr<ProcessGroup>& group);
+
 /// Calls `body` on the ranks of each case.
 void for_each_step(const std::function<void(const StepCase&, const RecordedStep&)>& body);
 

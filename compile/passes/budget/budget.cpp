@@ -48,14 +48,14 @@ class Fitter {
   }
 
   Program run() {
-    if (!context_.on_all) fix_gathers({});
+    if (!context_.on_all) fix_units(model_.recorded());
     Found found = choose();
     if (context_.on_all) {
       const bool is_possible = found.footprint.peak <= limit_;  // else all that follows is for the others
-      fix_gathers(context_.on_all(gathers_left_out(found.choice)));
+      fix_units(held_on_all(found.choice));
       if (is_possible) found = choose();
       if (!context_.on_all({found.footprint.peak <= limit_})[0]) {  // and nobody asks after this
-        fix_gathers({});
+        fix_units(Choice(model_.gaps().size(), Over::gone));
         if (is_possible) found = choose();
       }
     }
@@ -66,7 +66,7 @@ class Fitter {
   }
 
   std::vector<Program> within(int points) {
-    fix_gathers({});
+    fix_units(model_.recorded());
     const std::vector<Choice> falling = falling_choices(model_, start_);
     const Found lowest = least();
     std::size_t from = 0;
@@ -98,21 +98,24 @@ class Fitter {
     return {std::move(choice), std::move(footprint)};
   }
 
-  // By gap of a unit: whether this rank would hold what was recorded to be gathered again.
-  std::vector<bool> gathers_left_out(const Choice& choice) const {
-    std::vector<bool> left_out;
+  // The same, but that units which some rank lets go are gone.
+  Choice held_on_all(Choice choice) const {
+    std::vector<bool> is_held;
     for (std::size_t g = 0; g < choice.size(); ++g)
-      if (model_.gaps()[g].is_unit) left_out.push_back(choice[g] == Over::held);
-    return left_out;
+      if (model_.gaps()[g].is_unit) is_held.push_back(choice[g] == Over::held);
+    is_held = context_.on_all(is_held);
+    std::size_t next = 0;
+    for (std::size_t g = 0; g < choice.size(); ++g)
+      if (model_.gaps()[g].is_unit) choice[g] = is_held[next++] ? Over::held : Over::gone;
+    return choice;
   }
 
-  // Fixes the gathers that are left out to be these; without a list none is.
-  void fix_gathers(const std::vector<bool>& left_out) {
-    std::size_t next = 0;
-    for (std::size_t g = 0; g < start_.choice.size(); ++g) {
+  // Units stay, or are gathered again, as in the choice.
+  void fix_units(const Choice& choice) {
+    for (std::size_t g = 0; g < choice.size(); ++g) {
       if (!model_.gaps()[g].is_unit) continue;
       start_.is_fixed[g] = true;
-      start_.choice[g] = !left_out.empty() && left_out[next++] ? Over::held : Over::gone;
+      start_.choice[g] = choice[g];
     }
   }
 
@@ -164,16 +167,17 @@ class Fitter {
 
   void note(const Found& found) {
     const auto& [choice, outcome] = found;
-    int repeated = 0, gathered = 0;
+    int repeated = 0, left_out = 0, added = 0;
     for (std::size_t g = 0; g < choice.size(); ++g) {
       if (choice[g] == model_.recorded()[g]) continue;
-      if (model_.gaps()[g].is_unit) ++gathered;
-      else ++repeated;
+      if (!model_.gaps()[g].is_unit) ++repeated;
+      else ++(choice[g] == Over::held ? left_out : added);
     }
     const double seconds = model_.weigh(choice).seconds - model_.weigh(model_.recorded()).seconds;
     std::vector<std::string> done;
     if (repeated > 0) done.push_back(fmt::format("{} values computed again", repeated));
-    if (gathered > 0) done.push_back(fmt::format("{} gather{} left out", gathered, gathered > 1 ? "s" : ""));
+    if (left_out > 0) done.push_back(fmt::format("{} gather{} left out", left_out, left_out > 1 ? "s" : ""));
+    if (added > 0) done.push_back(fmt::format("{} gather{} added", added, added > 1 ? "s" : ""));
     const std::int64_t bytes = outcome.peak - recorded_.peak;
     if (bytes != 0) done.push_back(fmt::format("{}{}", bytes < 0 ? "-" : "+", format_bytes(std::abs(bytes))));
     if (context_.seconds) done.push_back(fmt::format("{:+.3g} ms", seconds * 1e3));

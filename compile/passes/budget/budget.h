@@ -5,8 +5,9 @@
 namespace sherd::ir {
 
 /// Repeats nodes whose results are let go in between, and keeps gathered parameters that the recorded step releases and
-/// gathers again, so that the program holds at most context.budget bytes, for the fewest seconds. Without a budget it
-/// keeps what costs no byte more than was recorded. Gathers are left out only where all ranks do (context.on_all).
+/// gathers again, or releases and gathers those that it keeps, so that the program holds at most context.budget bytes,
+/// for the fewest seconds. Without a budget it keeps what costs no byte more than was recorded. Gathers are left out
+/// where all ranks can, and added where one rank must (context.on_all).
 /// Needs a program as ssa() leaves it, and context.footprint, without which it does nothing. Error with the least that
 /// it can hold, and what holds that, if that is over the budget.
 void fit_budget(Program& program, PassContext& context);

@@ -107,7 +107,8 @@ class Chooser {
   std::vector<Move> moves_at_peak() const {
     std::map<std::pair<int, Over>, int> first_of_kind;
     for (const int gap : load_.at_peak) {
-      if (choice_[at(gap)] == Over::brief || is_unit(at(gap)) || is_fixed(at(gap)) || gap == stays_) continue;
+      const bool is_gone = choice_[at(gap)] == Over::brief || (is_unit(at(gap)) && choice_[at(gap)] != Over::held);
+      if (is_gone || is_fixed(at(gap)) || gap == stays_) continue;
       const auto [found, is_new] = first_of_kind.try_emplace({model_.gaps()[at(gap)].kind, choice_[at(gap)]}, gap);
       if (!is_new && model_.gaps()[at(gap)].first < model_.gaps()[at(found->second)].first) found->second = gap;
     }

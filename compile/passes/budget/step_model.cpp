@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "compile/ir/analysis/meaning.h"
+#include "compile/ir/analysis/numbers.h"
 #include "compile/ir/builder.h"
 #include "compile/ir/text/print.h"
 
@@ -67,6 +68,13 @@ bool does_as(const GraphNode& a, const GraphNode& b) {
   return a.op == b.op && a.attrs == b.attrs && std::ranges::equal(a.in, b.in);
 }
 
+// A call on a queue, from what slots hold.
+bool gathers_slots(const Program& program, const GraphNode& node) {
+  return !lane_of(node).empty() && std::ranges::all_of(node.in, [&](const TensorRef& in) {
+    return in.defined() && (in.value == node.restores[0] || program.value(in.value).kind == ValueKind::slot);
+  });
+}
+
 void add_once(std::vector<int>& list, int item) {
   if (std::ranges::find(list, item) == list.end()) list.push_back(item);
 }
@@ -79,6 +87,7 @@ StepModel::StepModel(const Program& program, std::vector<double> seconds)
   find_work();
   find_gaps();
   find_unit_gaps();
+  find_kept_units();
   name_kinds();
 }
 
@@ -257,13 +266,70 @@ void StepModel::find_unit_gaps() {
   }
 }
 
+// Between two uses of a unit that was recorded to stay, others are used. It may be gathered again where the last of
+// them begins to be used, as units are that were recorded to be released, if its shards and its own bytes stay as they
+// are.
+void StepModel::find_kept_units() {
+  struct Stay {
+    int gather = -1, use = -1;
+    std::vector<Gap> gaps{};
+  };
+  std::vector<Stay> stays(program_.values.size());
+  std::vector<int> written(program_.values.size(), -1);
+  std::vector<std::pair<int, ValueId>> uses;  // of all units: nodes, in order
+  const auto pass_use = [&](int node, ValueId unit) {
+    Stay& stay = stays[at(unit)];
+    const int from = std::exchange(stay.use, node);
+    std::size_t begin = uses.size();  // where the last of the others begins to be used
+    while (begin > 0 && uses[begin - 1].first > from && uses[begin - 1].second == uses.back().second) --begin;
+    if (stay.gather >= 0 && from >= 0 && begin < uses.size()) {
+      const ValueId shards = program_.nodes[at(stay.gather)].in[0].value;
+      if (std::max(written[at(shards)], written[at(unit)]) <= stay.gather)
+        stay.gaps.push_back({.held = static_cast<int>(unit),
+                             .first = from,
+                             .last = uses[begin].first,
+                             .bytes = program_.value(unit).bytes,
+                             .is_unit = true,
+                             .gather = stay.gather});
+    }
+    uses.emplace_back(node, unit);
+  };
+  for (std::size_t i = 0; i < program_.nodes.size(); ++i) {
+    const GraphNode& node = program_.nodes[i];
+    const auto index = static_cast<int>(i);
+    const auto is_alone = [](const auto& some, const auto& others) { return some.size() == 1 && others.empty(); };
+    for (const ValueId v : node.restores)
+      stays[at(v)] = {.gather = is_alone(node.restores, node.releases) && gathers_slots(program_, node) ? index : -1};
+    for (const ValueId v : node.releases) {
+      Stay stay = std::exchange(stays[at(v)], {});
+      if (!is_alone(node.releases, node.restores)) continue;
+      for (Gap& gap : stay.gaps) {
+        const auto number = static_cast<int>(gaps_.size());
+        gap.release = index;
+        work_[at(gap.first)].releases_after.push_back(number);
+        work_[at(gap.last)].gathers_before.push_back(number);
+        gaps_.push_back(gap);
+        recorded_.push_back(Over::held);
+      }
+    }
+    if (!node.restores.empty() || !node.releases.empty()) continue;
+    const auto is_unit = [&](ValueId v) { return program_.value(v).kind == ValueKind::unit; };
+    for (const Outside& outside : work_[i].outside)
+      if (is_unit(outside.value)) pass_use(index, outside.value);
+    for (const ValueId v : work_[i].writes) {
+      written[at(v)] = index;
+      if (is_unit(v)) pass_use(index, v);
+    }
+  }
+}
+
 void StepModel::name_kinds() {
   std::map<std::string, int> kinds;
   for (Gap& gap : gaps_) {
     std::string key;
     if (gap.is_unit) {
       const int unit = program_.value(static_cast<ValueId>(gap.held)).source;
-      key = "unit " + without_numbers(program_.units[at(unit)]);
+      key = fmt::format("unit {}{}", without_numbers(program_.units[at(unit)]), gap.gather < 0 ? "" : ", kept");
     } else {
       const Held& held = held_[at(gap.held)];
       const GraphNode& node = program_.nodes[at(held.node)];

@@ -1,7 +1,7 @@
 #pragma once
 // A program as a budget sees it: what is held from which node to which, and what it costs to let go of it in between.
 // A gap is a stretch between two uses of a value. A value that is gone over a gap is brought back: a temporary by
-// running its node again, with those inputs that are gone too; gathered parameters by the gather that was recorded.
+// running its node again, with those inputs that are gone too; gathered parameters by a gather as it was recorded.
 //
 //   forward   %1 = norm(%0)   %2 = linear(%1)   %3 = gelu(%2)   ..        a recorded step lets go of %1 between the
 //   two, backward  .. gelu_backward(%g, %2)   %1' = norm(%0)   linear_weight_grad(%g, %1')   and runs the norm again
@@ -39,7 +39,10 @@ class StepModel {
     int node = -1;              ///< that makes it, and would again
     std::int64_t bytes = 0;
     bool is_unit = false;  ///< of gathered parameters, from a release to the gather after it
-    int kind = 0;          ///< equal for gaps of equal values in equal blocks
+    /// Parameters that were recorded to stay would be released after `first`, and gathered before `last`, as these
+    /// nodes are.
+    int release = -1, gather = -1;
+    int kind = 0;  ///< equal for gaps of equal values in equal blocks
   };
   /// What a choice costs and holds.
   struct Load {
@@ -94,7 +97,8 @@ class StepModel {
     std::vector<Outside> outside;
     std::vector<ValueId> writes;  // values that are no temporaries, and are written; units that a gather renews
     int opens = -1, closes = -1;  // the unit gap that begins with this release, ends with this gather
-    int first = -1;               // the node that does the same; this one if there is none before
+    std::vector<int> releases_after, gathers_before;  // gaps of units that were recorded to stay
+    int first = -1;                                   // the node that does the same; this one if there is none before
     bool can_repeat = false;
   };
 
@@ -106,6 +110,7 @@ class StepModel {
   bool begins_in(int node, ValueId value) const;
   void find_gaps();
   void find_unit_gaps();
+  void find_kept_units();
   void name_kinds();
 
   const Program& program_;

@@ -72,6 +72,10 @@ class StepWalk {
     const StepModel::Work& work = model_.work_[at(i)];
     now_ = i;
     if (is_left_out(work)) return;
+    for (const int gap : work.gathers_before) {
+      used_at_[at(gap)].second = static_cast<int>(steps_.size());
+      if (choice_[at(gap)] != Over::held) act_on_unit(model_.gaps_[at(gap)].gather);
+    }
     if (work.first == i || is_needed(work)) take(i, work.first != i);
     for (const int held : work.reads) pass_use(held, i);
     for (const int held : back_)
@@ -79,6 +83,20 @@ class StepWalk {
         states_[at(held)].is_there = false;
     back_.clear();
     for (const ValueId v : work.writes) ++writes_[at(v)];
+    change_presence(i);
+    for (const int gap : work.releases_after) {
+      used_at_[at(gap)].first = static_cast<int>(steps_.size()) - 1;
+      if (choice_[at(gap)] != Over::held) act_on_unit(model_.gaps_[at(gap)].release);
+    }
+  }
+
+  // Appends a gather or a release like a recorded one.
+  void act_on_unit(int i) {
+    steps_.push_back({i, now_, false, reads_.size(), made_.size()});
+    change_presence(i);
+  }
+
+  void change_presence(int i) {
     const GraphNode& node = model_.program_.nodes[at(i)];
     for (const ValueId v : node.restores) present_[at(v)] = true;
     for (const ValueId v : node.releases) present_[at(v)] = false;
@@ -252,13 +270,8 @@ int StepWalk::donor_of(const Step& step, int index) const {
 
 // Gaps over which something is held at a step that is not used there.
 void StepWalk::find_gaps(int step, std::vector<int>& gaps) const {
-  for (const StepModel::Held& held : model_.held_) {
-    if (held.first_gap < 0) continue;
-    for (std::size_t u = 1; u < held.uses.size(); ++u) {
-      const auto gap = at(held.first_gap) + u - 1;
-      if (used_at_[gap].first < step && step < used_at_[gap].second) gaps.push_back(static_cast<int>(gap));
-    }
-  }
+  for (std::size_t gap = 0; gap < used_at_.size(); ++gap)
+    if (used_at_[gap].first < step && step < used_at_[gap].second) gaps.push_back(static_cast<int>(gap));
 }
 
 Program StepWalk::apply() const {
@@ -270,10 +283,8 @@ Program StepWalk::apply() const {
     const bool is_clone = step.repeats && work.first == step.node;
     GraphNode node = recorded[at(step.node)];
     for (TensorRef& in : node.in) rename(in, step, value_of);
-    if (is_clone) {
-      node = clone_node(program, node);
-      node.phase = recorded[at(step.before)].phase;
-    }
+    if (is_clone) node = clone_node(program, node);
+    if (step.repeats || step.node != step.before) node.phase = recorded[at(step.before)].phase;
     for (std::size_t o = 0; o < node.out.size(); ++o) {
       if (const int made = made_[step.first_made + o]; made >= 0) value_of[at(made)] = node.out[o].value;
       else rename(node.out[o], step, value_of);
