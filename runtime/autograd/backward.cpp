@@ -12,6 +12,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/core/tape_modes.h"
 #include "runtime/op/core/vjp_call.h"
+#include "runtime/op/rows/matmul_layout.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/rows/reduce_attrs.h"
 
@@ -129,10 +130,14 @@ class BackwardPass {
   /// What is given while it lives is of one leaf.
   class LeafTurn {
    public:
-    LeafTurn(BackwardPass& pass, std::int64_t leaf) : pass_(pass), outer_(pass.leaf_) {
+    LeafTurn(BackwardPass& pass, std::int64_t leaf, bool adds_once = false) : pass_(pass), outer_(pass.leaf_) {
       if (outer_ < 0 && pass.batch_leaves_ > 1) pass.leaf_ = leaf;
+      pass.adds_once_ = adds_once;
     }
-    ~LeafTurn() { pass_.leaf_ = outer_; }
+    ~LeafTurn() {
+      pass_.leaf_ = outer_;
+      pass_.adds_once_ = false;
+    }
     LeafTurn(const LeafTurn&) = delete;
     LeafTurn& operator=(const LeafTurn&) = delete;
 
@@ -171,7 +176,7 @@ class BackwardPass {
     auto found = sums_.find(&leaf);
     if (found == sums_.end())
       found = sums_.try_emplace(&leaf, batch_leaves_, meta, sink.destination(*leaf.slot), leaf.expected > 1).first;
-    return found->second.place_of(leaf_);
+    return found->second.place_of(leaf_, adds_once_);
   }
   void wrote(Leaf& leaf) {
     leaf.received = true;
@@ -330,6 +335,7 @@ class BackwardPass {
   const BackwardOptions& options_;
   const std::int64_t batch_leaves_;
   std::int64_t leaf_ = -1;  // whose gradients are given; -1: those of all rows
+  bool adds_once_ = false;  // what is given now, see LeafSums
   GradMode recording_off_;
   PhaseScope phase_;
   NodeRef start_, current_;
@@ -555,6 +561,17 @@ void VjpCall::give_rows_call(std::size_t i, const Op& op, std::span<Tensor> in, 
     std::vector<Tensor> part;
     for (const Tensor& t : in) part.push_back(rows_of_leaf(leaf, t));
     give_of_leaf(leaf, i, op, part, op_attrs);
+  }
+}
+
+void VjpCall::give_products(std::size_t i, Tensor a, Tensor b) {
+  if (!wants(i)) return;
+  const std::int64_t all = leaves(), rows = a.numel() / std::max<std::int64_t>(a.size(-1), 1) / all;
+  for (std::int64_t leaf = 0; leaf < all; ++leaf) {
+    Tensor part[] = {rows_of_leaf(leaf, a), rows_of_leaf(leaf, b)};
+    if (all == 1) a = b = Tensor();
+    const BackwardPass::LeafTurn turn(pass_, leaf, rows <= kRowsAddedOnce);
+    give_call(i, op::linear_weight_grad, part, {});
   }
 }
 

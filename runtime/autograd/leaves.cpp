@@ -26,7 +26,13 @@ LeafSums::LeafSums(std::int64_t leaves, TensorMeta gradient, GradSink::Destinati
       has_several_terms_(has_several_terms),
       sums_(static_cast<std::size_t>(leaves)) {}
 
-GradSink::Destination LeafSums::place_of(std::int64_t leaf) {
+GradSink::Destination LeafSums::place_of(std::int64_t leaf, bool adds_once) {
+  check(leaf != joined_, "a vjp gives a second term of leaf {}, whose first was added up", leaf);
+  if (adds_once && leaf % 2 == 1 && !has_several_terms_) {
+    add_up_to(leaf - 1);
+    joined_ = leaf;
+    return {sums_[static_cast<std::size_t>(leaf - 1)], true};
+  }
   if (!has_several_terms_) add_up_to(leaf);
   check(leaf >= added_, "a vjp gives a term of leaf {} after {} leaves were added up", leaf, added_);
   Tensor& sum = sums_[static_cast<std::size_t>(leaf)];
@@ -41,8 +47,10 @@ GradSink::Destination LeafSums::place_of(std::int64_t leaf) {
 // A leaf that ends subtrees is added to the one before it in each.
 void LeafSums::add_up_to(std::int64_t leaf) {
   for (; added_ < leaf; ++added_) {
-    check(sums_[static_cast<std::size_t>(added_)].defined(), "leaf {} of {} got no gradient", added_, sums_.size());
-    for (std::int64_t size = 1; (added_ & size) != 0; size *= 2) {
+    const bool is_joined = added_ == joined_;
+    check(is_joined || sums_[static_cast<std::size_t>(added_)].defined(), "leaf {} of {} got no gradient", added_,
+          sums_.size());
+    for (std::int64_t size = is_joined ? 2 : 1; (added_ & size) != 0; size *= 2) {
       const std::int64_t right = added_ & ~(size - 1), left = right - size;
       copy_into(sums_[static_cast<std::size_t>(left)], std::exchange(sums_[static_cast<std::size_t>(right)], Tensor()),
                 true);

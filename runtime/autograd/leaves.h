@@ -37,8 +37,9 @@ class LeavesScope {
 class LeafSums {
  public:
   LeafSums(std::int64_t leaves, TensorMeta gradient, GradSink::Destination home, bool has_several_terms);
-  /// Where the next term of a leaf is written; leaves come in order, unless they have several terms.
-  GradSink::Destination place_of(std::int64_t leaf);
+  /// Where the next term of a leaf is written; leaves come in order, unless they have several terms. What adds its term
+  /// once it is finished (`adds_once`) does so to the leaf before, where the two are a sum.
+  GradSink::Destination place_of(std::int64_t leaf, bool adds_once);
   /// The sum over all leaves.
   const Tensor& total();
   const GradSink::Destination& home() const { return home_; }
@@ -50,6 +51,7 @@ class LeafSums {
   bool has_several_terms_;
   std::vector<Tensor> sums_;  // by first leaf
   std::int64_t added_ = 0;    // leaves
+  std::int64_t joined_ = -1;  // the last leaf that went to the one before
 };
 
 }  // namespace sherd

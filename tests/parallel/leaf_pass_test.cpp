@@ -9,6 +9,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/leaves.h"
 #include "runtime/comm/group/sum_order.h"
+#include "runtime/op/rows/matmul_layout.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
@@ -16,7 +17,7 @@
 namespace sherd::testing {
 namespace {
 
-constexpr std::int64_t kLeafRows = 2, kLeafTokens = 11, kLeafWidth = 24, kLeafIds = 37;
+constexpr std::int64_t kLeafRows = 2, kLeafTokens = 11, kLeafWidth = 23, kLeafIds = 37;  // no whole vectors
 
 /// Weights that are used in all the ways in which a gradient sums over rows.
 struct LeafNet {
@@ -45,6 +46,7 @@ struct LeafNet {
     Tensor x = embedding(at["tied"], ids) + embedding(at["positions"], places);
     x = layer_norm(linear(x, at["weight"], at["bias"]), at["gain"], at["offset"], 1e-5);
     x = matmul(gelu(x), transpose(at["turned"], 0, 1));
+    x = swiglu(x, gelu(x, GeluKind::tanh));
     x = matmul(mul(matmul(x, at["doubled"]), at["gain"]), at["doubled"]);
     return linear_cross_entropy(rms_norm(x, at["gain"], 1e-5), at["tied"], targets, 3);
   }
@@ -100,6 +102,22 @@ TEST(LeafPass, HasTheBitsOfPassesOverEachLeafAlone) {
       for (auto& [name, gradient] : taken(net))
         EXPECT_TRUE(same_bits(gradient, tree_of(terms.at(name)))) << name << ", " << leaves << " leaves";
     }
+  });
+}
+
+// A leaf's product is added to that of the leaf before.
+TEST(LeafPass, ProductsOfSomeRowsAreAddedWhenTheyAreFinished) {
+  run_ranks(1, [](const auto&) {
+    const auto drawn = [](std::int64_t rows, std::int64_t columns) {
+      return random_normal({rows, columns}, random_key(1, "product", "leaf", static_cast<std::uint64_t>(rows)));
+    };
+    for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{37}, kRowsAddedOnce})
+      for (const std::int64_t width : {5, 40}) {
+        const Tensor a = drawn(rows, width), b = drawn(rows, 71), sum = drawn(width, 71);
+        const Tensor expected = add(sum, call(op::linear_weight_grad, {}, a, b));
+        call_into(op::linear_weight_grad, {}, sum, true, a, b);
+        EXPECT_TRUE(same_bits(sum, expected)) << rows << " rows, width " << width;
+      }
   });
 }
 

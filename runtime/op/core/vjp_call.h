@@ -57,6 +57,8 @@ class VjpCall {
     Tensor inputs[] = {std::forward<In>(in)...};
     give_rows_call(i, op, inputs, op_attrs);
   }
+  /// give_rows() of op::linear_weight_grad.
+  void give_products(std::size_t i, Tensor a, Tensor b);
   /// As give(), of one leaf's rows; leaf after leaf.
   void give_of_leaf(std::int64_t leaf, std::size_t i, Tensor gradient);
   void give_of_leaf(std::int64_t leaf, std::size_t i, const Op& op, std::span<Tensor> in, AttrsView op_attrs);

@@ -40,8 +40,7 @@ void matmul_vjp(VjpCall& c) {
   if (c.wants(0)) give(0, grad, transpose(c.in(1), -1, -2));
   if (!c.wants(1)) return;
   // One B for the whole batch: its gradient sums over all rows in one product.
-  if (c.in_shape(1).size() == 2 && out.size() == c.in_shape(0).size())
-    c.give_rows(1, op::linear_weight_grad, {}, c.in(0), grad);
+  if (c.in_shape(1).size() == 2 && out.size() == c.in_shape(0).size()) c.give_products(1, c.in(0), grad);
   else give(1, transpose(c.in(0), -1, -2), grad);
 }
 
@@ -65,7 +64,7 @@ void linear_vjp(VjpCall& c) {
   const Tensor grad = c.grad();
   // The weight's gradient comes first: x, which may be recomputed, is freed before a gradient of its size is
   // allocated.
-  if (c.wants(1)) c.give_rows(1, op::linear_weight_grad, {}, grad, c.take_in(0));
+  if (c.wants(1)) c.give_products(1, grad, c.take_in(0));
   if (c.wants(0)) c.give(0, op::matmul, {}, grad, c.in(1));
   c.give_rows(2, op::sum_to, SumToAttrs{c.in_shape(2)}, grad);
 }
