@@ -4,6 +4,7 @@
 
 // How a training is spread over its ranks, as one value, a model that it is applied to, and the memory that it takes.
 #include "nn/plan/apply.h"
+#include "nn/plan/leaf_pass.h"
 #include "nn/plan/predict.h"
 
 // fully_shard, parallelize (tensor parallelism), and what saves memory beside them.
