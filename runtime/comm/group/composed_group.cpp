@@ -88,7 +88,7 @@ void ComposedGroup::issue(Collective call, const CollectiveSite& site) {
     memory = Storage::allocate(measure.used(), MemoryCategory::communication, device);
     loans.push_back({memory, false});  // held until nobody uses it, and nobody waits for its bytes
   }
-  comm::Scratch scratch(memory ? memory->address() : nullptr);
+  comm::Scratch scratch = memory ? comm::Scratch(memory->address()) : comm::Scratch();
   QueueWork work{.name = site.name, .subject = site.subject, .bytes = call.bytes()};
   work.run = [bare = bare_, &queue = site.queue, &kernels = comm::group_kernels(device),
               plan = comm::composed_plan(call, who_, scratch), subject = std::string(site.subject),

@@ -7,10 +7,11 @@ namespace sherd::comm {
 
 class Scratch {
  public:
-  explicit Scratch(void* memory = nullptr) : memory_(reinterpret_cast<std::uintptr_t>(memory)) {}
+  /// Addresses of no memory, which nobody uses.
+  Scratch() = default;
+  explicit Scratch(std::byte* memory) : memory_(reinterpret_cast<std::uintptr_t>(memory)) {}
   /// The next `bytes` bytes, for any type and for vectors of a device.
   std::byte* take(std::int64_t bytes) {
-    constexpr std::int64_t kAlign = 256;
     const auto at = static_cast<std::uintptr_t>(used_);
     used_ += (bytes + kAlign - 1) / kAlign * kAlign;
     return reinterpret_cast<std::byte*>(memory_ + at);
@@ -18,7 +19,8 @@ class Scratch {
   std::int64_t used() const { return used_; }
 
  private:
-  std::uintptr_t memory_;
+  static constexpr std::int64_t kAlign = 256;
+  std::uintptr_t memory_ = kAlign;
   std::int64_t used_ = 0;
 };
 

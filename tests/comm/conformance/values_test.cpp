@@ -1,8 +1,6 @@
 // The table on every group of the host.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "tests/comm/conformance/check_case.h"
 #include "tests/comm/conformance/engines.h"
 
@@ -19,6 +17,23 @@ TEST_P(Conformance, EveryTwoSettingsLeaveTheRightBytes) {
     const auto messages = GetParam().run(ranks, [&](ProcessGroup& group, Device device) {
       for (const CollectiveCase& c : cases)
         if (c.ranks == ranks && !check_case(group, c, device)) return;
+    });
+    for (const std::string& message : messages) EXPECT_EQ(message, "") << ranks << " ranks";
+  }
+}
+
+// On 3 and 7 ranks the tree's order differs from its mirror's, on 4 and 7 from that of ranks.
+TEST_P(Conformance, EveryCallMovesEveryType) {
+  for (const int ranks : {3, GetParam().worlds.back()}) {
+    const auto messages = GetParam().run(ranks, [&](ProcessGroup& group, Device device) {
+      for (int op = 0; op < static_cast<int>(comm::CommOp::recv); ++op)
+        for (int t = 0; t < kNumDTypes; ++t) {
+          const auto dtype = static_cast<DType>(t);
+          CollectiveCase c{.ranks = ranks, .op = static_cast<comm::CommOp>(op), .dtype = dtype, .size = 501};
+          c.out_dtype = c.wire = dtype;
+          c.reduction.kind = dtype == DType::boolean ? ReduceKind::max : ReduceKind::sum;
+          if (!check_case(group, c, device)) return;
+        }
     });
     for (const std::string& message : messages) EXPECT_EQ(message, "") << ranks << " ranks";
   }
@@ -83,20 +98,6 @@ TEST(FastSums, OfWholeNumbersAreExact) {
     });
     for (const std::string& message : messages) EXPECT_EQ(message, "") << ranks << " ranks";
   }
-}
-
-TEST(ConformanceTable, HasEveryTypeInEveryCall) {
-  const int worlds[] = {1, 2, 3, 4, 7};
-  const std::vector<CollectiveCase> cases = pairwise_cases(worlds);
-  for (int op = 0; op < static_cast<int>(comm::CommOp::recv); ++op) {
-    if (static_cast<comm::CommOp>(op) == comm::CommOp::barrier) continue;
-    for (int t = 0; t < kNumDTypes; ++t)
-      EXPECT_TRUE(std::ranges::any_of(
-          cases,
-          [&](const auto& c) { return c.op == static_cast<comm::CommOp>(op) && c.dtype == static_cast<DType>(t); }))
-          << op << " of " << name(static_cast<DType>(t));
-  }
-  EXPECT_LT(cases.size(), 250U);
 }
 
 }  // namespace
