@@ -1,5 +1,6 @@
-// fully_shard on two emulated devices, over groups that stage through the host. Oracle: the same training on two ranks
-// of the host, whose kernels round differently, and the ghost's account of memory.
+// fully_shard on two emulated devices, over groups that stage through the host and groups that are composed over a
+// library of equal counts, which give the same bits. Oracle: the same training on two ranks of the host, whose kernels
+// round differently, and the ghost's account of memory.
 #include <gtest/gtest.h>
 
 #include <future>
@@ -8,6 +9,7 @@
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/composed_group.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/group/staged_group.h"
 #include "runtime/comm/job/world.h"
@@ -15,6 +17,7 @@
 #include "runtime/op/copy/offload.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/parallel/nets.h"
+#include "tests/support/bare_group.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
@@ -61,10 +64,14 @@ std::vector<Tensor> train(const Group& group, Device device, const Options& opti
 void expect_as_on_the_host(int ranks, const Options& options, double slack = 1) {
   run_ranks(ranks, [&](const Group& host) {
     const std::vector<Tensor> expected = train(host, Device::cpu(), options);
-    const std::vector<Tensor> got = train(make_staged_group(host), cuda::device_of_rank(host->rank()), options);
+    const Device there = cuda::device_of_rank(host->rank());
+    const std::vector<Tensor> got = train(make_staged_group(host), there, options);
+    const std::vector<Tensor> composed = train(make_composed_group(make_bare_group(host)), there, options);
     ASSERT_EQ(got.size(), expected.size());
-    for (std::size_t i = 0; i < got.size(); ++i)
+    for (std::size_t i = 0; i < got.size(); ++i) {
       EXPECT_TRUE(near(got[i], expected[i], slack * tolerance(DType::f32))) << "parameter " << i;
+      EXPECT_TRUE(same_bits(got[i], composed[i])) << "parameter " << i;
+    }
   });
 }
 
