@@ -195,6 +195,8 @@ TEST_P(Failures, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
     refused([&] { reduce(group, 1, {.scale = 0.5}, DType::i32); }, "sum times 0.5 of i32 is not exact");
     refused([&] { reduce(group, 1, {}, DType::boolean); }, "sum of bool is not defined");
     refused([&] { group.all_reduce({in_place(nullptr, DType::f32, 1)}, {}); }, "the data pointer is null");
+    const CollectivePart cast{.in = {&x}, .out = {&x}, .counts = one, .out_dtype = DType::i32};
+    refused([&] { group.all_gather({cast}); }, "f32 cannot be gathered as i32");
     const CollectivePart scatter{.in = {&x}, .out = {group.rank() == 0 ? nullptr : &x}, .counts = one};
     if (group.rank() == 0) refused([&] { group.reduce_scatter({scatter}, {}); }, "the data pointer is null");
     EXPECT_EQ(group.counts().all_reduce.calls, 0);
