@@ -37,8 +37,8 @@ struct GroupKernels {
   void (*sum_list)(std::span<const ListSum> list, Queue& queue);
 };
 
-/// The table for the memory of a device: the host's over rank_kernels(), or its backend's. Error, naming the device, if it
-/// has none.
+/// The table for the memory of a device: the host's over rank_kernels(), or its backend's. Error, naming the device, if
+/// it has none.
 const GroupKernels& group_kernels(Device device);
 
 }  // namespace sherd::comm
