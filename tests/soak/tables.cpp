@@ -22,6 +22,7 @@
 #include "nn/parallel/extensions/int8_reduce.h"
 #include "nn/parallel/tensor_parallel.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/cpu/gemm/gemm.h"
 #include "runtime/op/attrs/attr_text.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/ranks.h"
@@ -270,6 +271,8 @@ bool soak_kind(const TableKind& kind, const TableOptions& options) {
   double first = 0, last = 0;
   run_ranks(kRanks, [&](const Group& group) {
     fill_bounded_tables(group);
+    // A library would keep the primitives of 1,024 shapes for each thread, of 80 KB each where they are of AMX.
+    const cpu::UseGemmBackend own_products(cpu::GemmBackend::blocked);
     const MakeItem make = kind.begin(group);
     double after_warm_up = 0;
     for (int item = 0; item < count; ++item) {
