@@ -34,8 +34,7 @@ void check_has_leaves(const Tensor& root, std::int64_t leaves) {
   const Tensor& loss = tape_modes().loss_of_leaves;
   check(loss.defined() && loss.grad_node() == root.grad_node(),
         "backward over {} leaves from {}, which {} has made: only linear_cross_entropy gives each leaf a loss of its "
-        "own; "
-        "train leaves one after the other",
+        "own; train leaves one after the other",
         leaves, root, name_of(*root.grad_node()));
 }
 }  // namespace
