@@ -23,9 +23,6 @@ class TransformedGather final : public UnitGather, public StorageOwner {
   TransformedGather(GatherTransform transform, const UnitLayout& unit);
   ~TransformedGather() override;
 
-  /// Layout of the encoded tensors; a gather moves its full_bytes without the padding.
-  const UnitLayout& encoded_layout() const { return *layout_; }
-
   void materialize(const UnitLayout& unit, Device device) override;
   void start(const UnitLayout& unit, const Tensor& shards, const Tensor& full) override;
   void finish(const UnitLayout& unit, const Tensor& shards, const Tensor& full) override;
