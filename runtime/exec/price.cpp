@@ -14,6 +14,10 @@ std::string_view name(Movement movement) {
   return names[static_cast<std::size_t>(movement)];
 }
 
+double wire_bytes(Movement movement, int ranks, double bytes) {
+  return bytes * (ranks - 1) / ranks * (movement == Movement::reduce_all ? 2 : 1);
+}
+
 double LinkPrice::seconds(Movement movement, int ranks, double bytes) const {
   const double peers = ranks - 1, share = bytes * peers / ranks / bytes_per_second;
   switch (movement) {
