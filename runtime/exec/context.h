@@ -21,6 +21,7 @@ namespace sherd {
 class CaptureSink;
 class HazardChecker;
 class MemoryLog;
+class TimelineRecording;
 class Trace;
 
 /// Which part of a training step runs; traces group ops by it.
@@ -62,6 +63,8 @@ class RankContext final : public RankMemory {
   Trace* trace = nullptr;
   /// Writes down what takes memory, or null; see memory_log.h.
   MemoryLog* memory_log = nullptr;
+  /// Writes down what a ghost does, or null; see timeline_recording.h.
+  TimelineRecording* timeline = nullptr;
 
   /// Path of the module whose forward runs now; the strings live as long as the context.
   const std::string* module_path = nullptr;

@@ -12,6 +12,7 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/exec/hazards.h"
+#include "runtime/exec/timeline_recording.h"
 #include "runtime/exec/trace.h"
 #include "runtime/exec/work_times.h"
 #include "runtime/tensor/error.h"
@@ -142,13 +143,17 @@ Event HostQueue::submit(QueueWork work, LetGo let_go) {
   check(is_owner() && !is_closing_, "work \"{}\" was submitted to the queue {} of another rank, or after its end",
         work.name, name());
   check(!work.begin == !work.is_ready, "work \"{}\" has only one of begin and is_ready; give both or none", work.name);
-  while (num_in_flight() >= work.max_in_flight) await(retired_ + 1);
+  while (num_in_flight() >= work.max_in_flight) {
+    if (context.timeline) context.timeline->waited(*this, retired_ + 1, Timeline::Why::throttle);
+    await(retired_ + 1);
+  }
 
   forget_failures();
   auto item = make_item(*this, work, next_after_);
   item->sequence = submitted_ + 1;
   item->let_go = std::move(let_go);
   if (context.hazards) context.hazards->submitted(*this, *item, work.loans);
+  if (context.timeline) context.timeline->submitted(*this, *item, work);
   item->submitted = now();
 
   const Event event(this, item->sequence);
@@ -318,6 +323,8 @@ std::size_t HostQueue::num_failures() const {
 void HostQueue::await(std::uint64_t sequence) {
   const bool is_owner = this->is_owner();
   if (!is_done(sequence)) {
+    if (RankContext* const context = RankContext::current_or_null(); is_owner && !skews_of_item && context->timeline)
+      context->timeline->waited(*this, sequence, Timeline::Why::touch);
     const WaitClock clock(*this, is_owner);
     const std::uint64_t first = done_.load(std::memory_order_acquire) + 1;
     const std::int64_t start = now();

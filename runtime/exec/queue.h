@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,6 +26,9 @@
 
 namespace sherd {
 
+class RankGrid;
+enum class Movement : std::uint8_t;
+
 /// Bytes that work uses. What it reads stays alive until the submitting thread has waited for the work; whoever drops
 /// what it writes waits.
 struct Loan {
@@ -32,11 +36,20 @@ struct Loan {
   bool writes = false;
 };
 
+/// What work moves between the ranks of a group, for who prices it (timeline.h). Both are borrowed until submit()
+/// returns.
+struct WireUse {
+  Movement movement;
+  std::string_view group;  ///< its name
+  const RankGrid* grid;    ///< null of ranks that are no grid of the job's
+};
+
 struct QueueWork {
   static constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
   std::string_view name;       ///< a literal or the name of an op: "unshard"
   std::string_view subject{};  ///< what it acts on: "blocks.3"; copied
-  std::int64_t bytes = 0;      ///< moved, for traces
+  std::int64_t bytes = 0;      ///< moved, for traces and prices
+  std::optional<WireUse> wire{};
   /// Uses addresses taken before, no tensors, allocator or rank context. Of a host queue: runs on any thread, later. Of
   /// a device queue: runs on the rank's thread inside of submit(), and puts what is to be done on the queue's stream.
   std::function<void()> run{};
