@@ -251,6 +251,7 @@ void run_reduce(const KernelCall& c) {
       .submit({.name = kReduceWork,
                .subject = unit.name,
                .bytes = bytes,
+               .wire = comm::wire_of(lane, comm::CommOp::all_to_all),
                .run =
                    [&lane, unit = unit.shared(), call = std::move(e.call), pieces = std::move(e.pieces),
                     part = std::move(e.part), block = a.block] {

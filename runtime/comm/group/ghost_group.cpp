@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 #include <typeinfo>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/group/lanes.h"
 #include "runtime/comm/group/link.h"
+#include "runtime/exec/host_layout.h"
 #include "runtime/memory/rank_memory.h"
 #include "runtime/tensor/error.h"
 
@@ -43,10 +45,11 @@ class Poison {
 
 class GhostGroup final : public HostGroup {
  public:
-  GhostGroup(int rank, int size, int root_rank, comm::Division division, std::string name,
+  GhostGroup(int rank, std::vector<int> ranks, int root_rank, comm::Division division, std::string name,
              std::shared_ptr<Poison> poison)
-      : HostGroup({rank, size, "ghost", std::move(name), kAllAbilities}),
+      : HostGroup({rank, static_cast<int>(ranks.size()), "ghost", std::move(name), kAllAbilities, grid_of(ranks)}),
         root_rank_(root_rank),
+        ranks_(std::move(ranks)),
         division_(std::move(division)),
         poison_(std::move(poison)) {}
 
@@ -77,6 +80,13 @@ class GhostGroup final : public HostGroup {
   SharedHeap shared_heap() const override { return {}; }
 
  private:
+  // Null for ranks that are no grid: only prices ask, and say so.
+  static std::shared_ptr<const RankGrid> grid_of(std::vector<int> ranks) {
+    std::ranges::sort(ranks);
+    try {
+      return std::make_shared<RankGrid>(RankGrid::of(ranks));
+    } catch (const Error&) { return {}; }
+  }
   void gather(const CollectivePart& part) const;
   void check_keeps_value(const ReduceOptions& reduction) const;
   /// At the end of a call too: the reason why the group failed, if it did.
@@ -88,7 +98,8 @@ class GhostGroup final : public HostGroup {
     fail("{} over the ghost group {} of {}: it needs what other ranks have, and there are none", what, name(), size());
   }
 
-  const int root_rank_;  // in the group that the family began with
+  const int root_rank_;  // in the group that the family began with, whose numbers are those of ranks_
+  const std::vector<int> ranks_;
   comm::Division division_;
   const std::shared_ptr<Poison> poison_;
   comm::LaneNumbers lane_numbers_;
@@ -135,8 +146,11 @@ std::shared_ptr<ProcessGroup> GhostGroup::subgroup(std::span<const int> ranks, s
   const auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
   comm::Division division = division_.divide();
   std::string name = division.name(label);
-  return std::make_shared<GhostGroup>(place, static_cast<int>(ranks.size()), root_rank_, std::move(division),
-                                      std::move(name), poison_);
+  std::vector<int> of_root;
+  of_root.reserve(ranks.size());
+  for (const int r : ranks) of_root.push_back(ranks_[static_cast<std::size_t>(r)]);
+  return std::make_shared<GhostGroup>(place, std::move(of_root), root_rank_, std::move(division), std::move(name),
+                                      poison_);
 }
 
 }  // namespace
@@ -159,7 +173,10 @@ void check_fits_rank(const ProcessGroup& group) {
 
 std::shared_ptr<ProcessGroup> make_ghost_group(int rank, int size, std::string name) {
   check(size >= 1 && rank >= 0 && rank < size, "rank {} of a ghost group of {} ranks", rank, size);
-  return std::make_shared<GhostGroup>(rank, size, rank, comm::Division{}, std::move(name), std::make_shared<Poison>());
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return std::make_shared<GhostGroup>(rank, std::move(ranks), rank, comm::Division{}, std::move(name),
+                                      std::make_shared<Poison>());
 }
 
 }  // namespace sherd

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "runtime/comm/group/subject.h"
+#include "runtime/exec/price.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -49,10 +50,24 @@ void check_issue(const ProcessGroup& group, const Collective& call, const Collec
                                 : "it moves host memory; wrap it (staged_group.h), or move the tensors with to()");
 }
 
+std::optional<WireUse> wire_of(const ProcessGroup& group, CommOp op) {
+  if (group.size() == 1) return {};
+  const auto use = [&](Movement movement) { return WireUse{movement, group.name(), group.grid()}; };
+  switch (op) {
+    case CommOp::all_gather:
+    case CommOp::broadcast: return use(Movement::gather);
+    case CommOp::reduce_scatter: return use(Movement::scatter);
+    case CommOp::all_reduce: return use(Movement::reduce_all);
+    case CommOp::all_to_all: return use(Movement::all_to_all);
+    default: return {};
+  }
+}
+
 QueueWork work_of(HostGroup& lane, const Collective& call, const CollectiveSite& site) {
   return {.name = site.name,
           .subject = site.subject,
           .bytes = call.bytes(),
+          .wire = wire_of(lane, call.op),
           .loans = site.loans,
           .abort = [&lane](std::string_view reason) { lane.abort(reason); },
           .max_in_flight = site.max_in_flight};

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -99,6 +100,9 @@ class HostGroup : public ProcessGroup {
 namespace comm {
 /// Throws Error unless `group` can issue this there.
 void check_issue(const ProcessGroup& group, const Collective& call, const CollectiveSite& site);
+/// What a call moves, for who prices it; nothing of a call of two ranks, or in a group of one. It borrows the
+/// group's name and grid.
+std::optional<WireUse> wire_of(const ProcessGroup& group, CommOp op);
 /// What is submitted for it, without what it does.
 QueueWork work_of(HostGroup& lane, const Collective& call, const CollectiveSite& site);
 /// ProcessGroup::issue() of a group that moves host memory alone: checks the buffers and queues run().

@@ -359,6 +359,7 @@ void submit_sums(const ReplicaSumAttrs& attrs, ReplicaSum sums, std::int64_t byt
       .submit({.name = "replica_sum",
                .subject = unit.name,
                .bytes = bytes,
+               .wire = comm::wire_of(lane, comm::CommOp::all_reduce),
                .run =
                    [&lane, call = std::move(sums.call), stores = std::move(stores), part = std::move(sums.part),
                     unit = unit.shared()] {
