@@ -6,7 +6,7 @@
 #include "compile/ir/builder.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/op/attrs/attr_text.h"
-#include "runtime/op/core/dims.h"
+#include "runtime/op/core/work.h"
 #include "runtime/op/rows/collective_attrs.h"
 #include "runtime/op/rows/wait_attrs.h"
 #include "runtime/op/unit/unit.h"
@@ -224,25 +224,10 @@ std::optional<Transfer> transfer_of(const GraphNode& node) {
 
 Work work_of(const Program& program, const GraphNode& node) {
   std::vector<TensorMeta> out;
-  std::int64_t read = 0, written = 0, largest = 0;
-  for (const TensorRef& ref : node.out) {
-    out.emplace_back(ref.shape, ref.dtype);
-    written += numel(ref.shape);
-    largest = std::max(largest, numel(ref.shape));
-  }
-  for (const TensorRef& ref : node.in) {
-    if (!ref.defined()) continue;
-    read = std::max(read, numel(ref.shape));
-    largest = std::max(largest, numel(ref.shape));
-  }
-  const Op& op = *node.op;
-  const OpCost cost = op_cost(op, metas_of(program, node), node.attrs, out);
-  const auto bytes = static_cast<double>(cost.bytes);
-  if (op.traits.linear && cost.flops > static_cast<double>(largest)) return {true, "contraction", cost.flops};
-  if (op.flops && cost.flops > 8 * bytes) return {true, "attention", cost.flops};
-  if (op.mutated) return {false, "optimizer", bytes};
-  if (op.traits.pointwise) return {false, "pointwise", bytes};
-  return {false, op.traits.linear && written >= read ? "copy" : "reduction", bytes};
+  for (const TensorRef& ref : node.out) out.emplace_back(ref.shape, ref.dtype);
+  const CallWork work = call_work(*node.op, metas_of(program, node), node.attrs, out);
+  const bool counts_flops = work.kind == WorkKind::contraction || work.kind == WorkKind::attention;
+  return {counts_flops, name(work.kind), counts_flops ? work.flops : work.bytes};
 }
 
 std::string queued_key(std::string_view key) { return fmt::format("queued {}", key); }

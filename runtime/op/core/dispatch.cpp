@@ -9,6 +9,7 @@
 #include "runtime/exec/running_op.h"
 #include "runtime/op/core/capture_sink.h"
 #include "runtime/op/core/trace_op.h"
+#include "runtime/op/core/work.h"
 #include "runtime/tensor/indices.h"
 
 namespace sherd {
@@ -177,8 +178,11 @@ void run_kernel(const OpCall& call, const RowKernels& kernels, std::span<const T
   Ref<Storage> scratch;
   if (const Scratch scratch_bytes = kernels.scratch[backend]; scratch_bytes && !call.scratch)
     scratch = allocate_scratch(call, scratch_bytes, device);
-  if (context.is_ghost() && !call.op.traits.issues) [[unlikely]]
-    return wait_to_read(call.in);
+  if (context.is_ghost()) [[unlikely]] {
+    if (!call.op.traits.issues) wait_to_read(call.in);
+    note_call(call, out);
+    if (!call.op.traits.issues) return;
+  }
   const Kernel kernel = kernels.kernel[backend];
   if (!kernel) fail("no {} kernel for {}", to_string(device), call.op.name);
   KernelCall kernel_call{call.op, call.in, out, call.attrs, {}, accumulate};

@@ -6,9 +6,10 @@ namespace {
 
 constexpr std::size_t kShown = 3;  // inputs that are shown; the hundreds of an optimizer tell no more
 
-// Equal calls have equal keys. Two different calls whose keys collide in 64 bits would share a text; only the trace
-// would show it.
-std::uint64_t key_of(const OpCall& call) {
+}  // namespace
+
+// Two different calls whose keys collide in 64 bits would share a text; only a trace or a timeline would show it.
+std::uint64_t shapes_key(const OpCall& call) {
   std::uint64_t h = reinterpret_cast<std::uintptr_t>(&call.op);
   const auto mix = [&h](std::uint64_t v) {
     h = (h ^ v) * 0x9E3779B97F4A7C15u;
@@ -26,7 +27,7 @@ std::uint64_t key_of(const OpCall& call) {
   return h;
 }
 
-std::string shapes_of(const OpCall& call) {
+std::string call_shapes(const OpCall& call) {
   std::string text;
   for (const Tensor& t : call.in.first(std::min(call.in.size(), kShown)))
     text += (text.empty() ? "" : " ") + (t.defined() ? describe(t) : std::string("-"));
@@ -34,11 +35,9 @@ std::string shapes_of(const OpCall& call) {
   return text;
 }
 
-}  // namespace
-
 OpSpan::OpSpan(const OpCall& call) : span_(call.op.name, SpanKind::op) {
   if (Trace* trace = span_.trace(); trace && !call.in.empty())
-    span_.set_detail(trace->intern(key_of(call), [&] { return shapes_of(call); }));
+    span_.set_detail(trace->intern(shapes_key(call), [&] { return call_shapes(call); }));
 }
 
 void OpSpan::queued() {
