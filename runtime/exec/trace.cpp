@@ -65,9 +65,9 @@ void Trace::add(const Span& span) {
 
 void Trace::consume(std::uint64_t flow) { push(consumed_, {now(), flow}); }
 
-void Trace::sample_memory(const CategoryBytes& bytes) {
+void Trace::sample_memory(const CategoryBytes& bytes, std::int64_t time) {
   if (memory_.used > 0 && memory_.items[memory_.used - 1].bytes == bytes) return;
-  push(memory_, {now(), bytes});
+  push(memory_, {time, bytes});
 }
 
 void Trace::count(std::string_view name, std::string_view series, std::int64_t time, std::int64_t value) {

@@ -71,7 +71,8 @@ class Trace : NoCopy {
   /// arrow leads from it to the span of compute that is open now.
   void consume(std::uint64_t flow);
   /// Bytes in use, by category; kept if they differ from the sample before.
-  void sample_memory(const CategoryBytes& bytes);
+  void sample_memory(const CategoryBytes& bytes) { sample_memory(bytes, now()); }
+  void sample_memory(const CategoryBytes& bytes, std::int64_t time);
   /// A value of the counter "`name` `series`" (both literals) from `time` on.
   void count(std::string_view name, std::string_view series, std::int64_t time, std::int64_t value);
   /// Forgets what was recorded, keeps names and memory.
