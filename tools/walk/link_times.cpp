@@ -4,6 +4,7 @@
 
 #include "nn/parallel/shard/wrap/fully_shard.h"
 #include "nn/plan/apply.h"
+#include "runtime/comm/group/link.h"
 
 namespace sherd::walk {
 
@@ -12,14 +13,13 @@ namespace {
 using nn::ShardedOver;
 using AxisTimes = std::array<LinkTimes::Axis, 3>;
 
-/// The ranks of an axis and their link, after runtime/comm/group/link.h.
+/// The ranks of an axis and their link.
 struct Ring {
   int ranks = 1;
   std::optional<LinkShape> link{};
   /// Seconds of so many gathers, or reduce-scatters, of so many bytes each; an all-reduce takes twice that.
   double seconds(double calls, double bytes) const {
-    if (!link || ranks == 1) return 0;
-    return calls * (ranks - 1) * (link->seconds + bytes / ranks / link->bytes_per_second);
+    return link ? calls * comm::price_of(*link).seconds(Movement::gather, ranks, bytes) : 0;
   }
 };
 

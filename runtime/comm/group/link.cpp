@@ -14,12 +14,17 @@ Link::Link(const LinkShape& shape, int num_ranks) : shape_(shape), num_ranks_(nu
         shape.seconds);
 }
 
+LinkPrice price_of(const LinkShape& shape) {
+  return {.call_seconds = 0, .peer_seconds = shape.seconds, .bytes_per_second = shape.bytes_per_second};
+}
+
 double Link::seconds(CommOp op, std::int64_t num_bytes) const {
   if (op == CommOp::send) return 0;  // the link is the receiver's
-  if (op == CommOp::recv) return shape_.seconds + static_cast<double>(num_bytes) / shape_.bytes_per_second;
-  const double n = num_ranks_;
-  const double once = (n - 1) * shape_.seconds + static_cast<double>(num_bytes) * (n - 1) / n / shape_.bytes_per_second;
-  return op == CommOp::all_reduce ? 2 * once : once;  // a ring goes round twice
+  const LinkPrice price = price_of(shape_);
+  const auto bytes = static_cast<double>(num_bytes);
+  if (op == CommOp::recv) return price.seconds(Movement::gather, 2, 2 * bytes);  // the half of two ranks
+  // What all_to_all packs and unpacks does not pass the link.
+  return price.seconds(op == CommOp::all_reduce ? Movement::reduce_all : Movement::gather, num_ranks_, bytes);
 }
 
 Link::Clock::time_point Link::pass(Clock::time_point met_at, CommOp op, std::int64_t num_bytes) {

@@ -7,8 +7,12 @@
 
 #include "runtime/comm/group/fingerprint.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/exec/price.h"
 
 namespace sherd::comm {
+
+/// What a shaped link takes, as prices say it.
+LinkPrice price_of(const LinkShape& shape);
 
 /// One rank's link. Collectives of all lanes share it, one after the other.
 class Link {
