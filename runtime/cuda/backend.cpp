@@ -28,6 +28,15 @@ std::string text(cudaError_t status) {
   return fmt::format("{}: {}", cudaGetErrorName(status), cudaGetErrorString(status));
 }
 
+// As nvidia-smi spells it.
+std::string uuid_text(const cudaUUID_t& uuid) {
+  std::string text = "GPU";
+  for (int i = 0; i < 16; ++i)
+    text += fmt::format("{}{:02x}", i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                        static_cast<std::uint8_t>(uuid.bytes[i]));
+  return text;
+}
+
 // CUDA's first call. Streams that wait for the host must not stand before others in the device's queues, also where
 // ranks are threads: as many queues as there are, unless somebody has set the number.
 cudaError_t count_devices(int* count) {
@@ -83,6 +92,23 @@ class CudaBackend final : public Backend {
                                                            format_bytes(static_cast<std::int64_t>(p.totalGlobalMem)))});
     }
     return facts;
+  }
+
+  DeviceFacts facts_of(int index) const override {
+    make_current(index);
+    cudaDeviceProp p{};
+    check(cudaGetDeviceProperties(&p, index), "asking for the device's properties");
+    int runtime = 0, code = 0;
+    (void)cudaRuntimeGetVersion(&runtime);
+    (void)find_code(&code);  // open() refuses a device without
+    const std::string cudnn = describe_cudnn();
+    return {uuid_text(p.uuid),
+            {{"the GPU", fmt::format("{}, compute capability {}.{}, {} multiprocessors", p.name, p.major, p.minor,
+                                     p.multiProcessorCount)},
+             {"the kernels' architecture", fmt::format("sm_{}", code)},
+             {"the CUDA runtime", version_text(runtime)},
+             {"cuBLASLt", blas_version_text(cublasLtGetVersion())},
+             {"cuDNN", cudnn.substr(0, cudnn.find_first_of(",:"))}}};  // without its path
   }
 
   std::unique_ptr<DeviceContext> open(int index) override {

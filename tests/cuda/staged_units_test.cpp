@@ -225,7 +225,7 @@ TEST_F(StagedUnits, AreRefusedOnGroupsThatMoveHostMemory) {
     Net net(kSizes);
     shard(net, DeviceMesh(host, "dp"));
     expect_error([&] { net.materialize(nn::Seed{3}, Device::cuda(0)); },
-                 {"2 ranks on cuda:0", "NCCL", "staged_group.h"});
+                 {"2 ranks on cuda:0", "moves host memory", "group_choice.h"});
   });
 }
 

@@ -345,7 +345,7 @@ TEST(TrainConfig, RangesAreChecked) {
   for (const char* scale : {"0", "-1", "inf", "nan", "1e39", "1e-38", "1e-300", ""})
     refused({"--loss-scale", scale}, {"loss_scale", "a positive number"});
   refused({"--param-dtype", "bf16", "--fully-shard", "false"}, {"param_dtype = bf16", "fully_shard"});
-  refused({"--group", "nccl"}, {"group", "shm, thread"});
+  refused({"--group", "mpi"}, {"group", "auto, shm, thread, nccl, staged", "\"mpi\""});
   refused({"--optimizer.lr", "nan"}, {"optimizer.lr"});
   for (const char* key :
        {"optimizer.lr", "optimizer.eps", "optimizer.weight_decay", "model.rope_theta", "model.init_std"})

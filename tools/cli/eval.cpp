@@ -7,6 +7,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/job/group_choice.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/core/host_reads.h"
@@ -27,6 +28,7 @@ struct EvalOptions {
   std::string dir, tokens, data, vocabulary = "auto", logits;
   std::int64_t threads = 0;
   Device device = Device::cpu();
+  GroupChoice group = "auto";
 };
 
 std::unique_ptr<nn::LanguageModel> make_loaded(const Weights& weights, Device device,
@@ -49,9 +51,10 @@ EvalInput open_input(const EvalOptions& options, const Weights& weights) {
 }
 
 /// The mean over all sequences, in words. Writes the logits [sequences, T, V] if `options.logits` names a file.
-std::string evaluate(const EvalOptions& options, const std::shared_ptr<ProcessGroup>& group) {
+std::string evaluate(const EvalOptions& options, const std::shared_ptr<ProcessGroup>& host) {
   Device device;
-  together(*group, [&] { device = open_device(options.device, group->size()); });
+  together(*host, [&] { device = open_device(options.device, *host); });
+  const std::shared_ptr<ProcessGroup> group = chosen_group(host, device, options.group).group;
   const Weights weights(options.dir, *group);
   EvalInput input;
   std::optional<ckpt::SafetensorsWriter> out;
@@ -108,6 +111,8 @@ void check_flags(const EvalOptions& options) {
   check_usage(options.data.empty() || options.logits.empty(), "--logits goes with --tokens, and not with --data");
   check_usage(options.tokens.empty() || options.vocabulary == "auto",
               "--vocabulary {} goes with --data, and not with --tokens", options.vocabulary);
+  check_usage(options.group.kind() != GroupChoice::Kind::thread,
+              "sherd eval --group thread: its ranks are processes; leave it out");
   if (options.vocabulary != "auto") as_usage([&] { return vocabulary_kind_from_name(options.vocabulary); });
   const FileOfKey read[] = {{"tokens", options.tokens}}, written[] = {{"logits", options.logits}};
   check_apart(read, written);
@@ -126,6 +131,7 @@ int run_eval(std::span<const std::string_view> args) {
   table.add("logits", &options.logits, "safetensors file to write f32 `logits` [sequences, tokens, vocabulary] to");
   table.add("threads", &options.threads, "threads per rank; 0: the allowed CPUs shared among the ranks");
   table.add("device", text_field(options.device), kDeviceHelp);
+  table.add("group", text_field(options.group), kGroupHelp);
   const auto words = read_command_line(table, args,
                                        "sherd eval DIR --tokens FILE | --data TEXT [flags]: prints the mean next-token "
                                        "loss (nats) of the model in DIR, a checkpoint or, for --tokens, a Hugging Face "

@@ -73,7 +73,7 @@ int run_sample(std::span<const std::string_view> args) {
   check_usage(options.tokens >= 0, "--tokens must not be negative, got {}", options.tokens);
   check_usage(options.temperature >= 0, "--temperature must not be negative, got {}", options.temperature);
 
-  const Device device = open_device(options.device, 1);
+  const Device device = open_device(options.device, *make_single_group());
   const Weights weights(words->front());
   check(
       weights.vocabulary().has_value(),

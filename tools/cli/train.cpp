@@ -61,9 +61,9 @@ void print_what_is_trained(Trainer& trainer) {
   const std::string ids = meaning_of_ids(trainer.config().model, trainer.data().vocabulary());
   const std::string mesh = trainer.config().plan.mesh.text();
   print(stderr,
-        fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}, {}{}{}{}{}\n{}",
+        fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}, {}{}{}{}{}{}\n{}",
                     trainer.model().num_parameters(), trainer.data().num_train(), trainer.data().num_validation(),
-                    trainer.group().size(), trainer.group().size() == 1 ? "" : "s",
+                    trainer.group().size(), trainer.group().size() == 1 ? "" : "s", trainer.opened().group_text,
                     sharding_text(trainer.config().plan, trainer.mesh().num_data_ranks(),
                                   trainer.opened().step->why_micro_batches()),
                     mesh.empty() ? "" : ", mesh ", mesh, ids.empty() ? "" : "; ", ids,
@@ -260,7 +260,7 @@ int run_train(std::span<const std::string_view> args) {
   if (rank.rank == 0 && !fit.text.empty()) say_on_stderr(fit.text);
   if (rank.rank >= fit.ranks) return kDone;  // left out
   if (rank.life > 0) return train_surviving(*config, rank, fit.ranks);
-  if (config->group == "thread") {
+  if (config->group.kind() == GroupChoice::Kind::thread) {
     return rank.rank == 0 ? train_threads(*config, fit.ranks) : kDone;  // other processes have nothing to do
   }
   return train_rank(*config, world_group({.deadline = to_time(config->deadline),

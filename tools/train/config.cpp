@@ -150,7 +150,7 @@ void bind_saves(ConfigTable& table, TrainConfig& c) {
 
 void bind_ranks(ConfigTable& table, TrainConfig& c) {
   using enum KeyRole;
-  table.add("group", &c.group, "how ranks talk: shm (processes of one host) or thread", run);
+  table.add("group", text_field(c.group), kGroupHelp, invocation);
   table.add("mesh", text_field(c.plan.mesh),
             "ranks as axes, slowest first: replicate=2,dp=2,tp=2; dp shards, tp shards matrices; empty: dp over all, "
             "for hybrid strategies over those of a host",
@@ -310,7 +310,6 @@ void check_run(const TrainConfig& c) {
   check_saves(c);
   check(c.trace_steps.is_open() || !c.trace.empty(), "trace_steps = {} needs a file: pass --trace FILE",
         c.trace_steps.text());
-  check_choice("group", c.group, std::array<std::string_view, 2>{"shm", "thread"});
   nn::check_plan(c.plan);
   check_captured(c);
   check(c.deadline > 0 && c.deadline < 1e9, "deadline must be a positive number of seconds, got {}", c.deadline);

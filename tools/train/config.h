@@ -10,6 +10,7 @@
 
 #include "nn/plan/check.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/comm/job/group_choice.h"
 #include "tools/train/flags.h"
 #include "tools/train/links.h"
 
@@ -68,7 +69,7 @@ struct TrainConfig {
   std::string init_from;
 
   // ---- ranks ----
-  std::string group = "shm";
+  GroupChoice group = "auto";
   Links link;
   double deadline = 300;
   double frozen_after = 60;

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "nn/data/utf8.h"
-#include "runtime/comm/group/device_support.h"
+#include "runtime/comm/job/group_choice.h"
 #include "runtime/exec/context.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/nearest.h"
@@ -146,13 +146,13 @@ Device parse_device(std::string_view text) {
   if (text == "cuda") return Device::cuda(0);
   const auto index = text.starts_with(kNumbered) ? parse_count(text.substr(kNumbered.size())) : std::nullopt;
   if (index && std::in_range<std::uint8_t>(*index)) return Device::cuda(static_cast<std::uint8_t>(*index));
-  fail("device must be {}, got \"{}\"", kDeviceHelp, text);
+  fail("device must be cpu, cuda or cuda:N, got \"{}\"", text);
 }
 
-Device open_device(Device device, int ranks, std::int64_t memory_limit) {
-  check(device == Device::cpu() || ranks == 1, "device = {} on {} ranks: {}", to_string(device), ranks, kRanksOnGpus);
-  RankContext::current().allocator(device).set_limit(memory_limit);
-  return device;
+Device open_device(Device device, const ProcessGroup& group, std::int64_t memory_limit) {
+  const Device own = device_of_rank(device, group);
+  RankContext::current().allocator(own).set_limit(memory_limit);
+  return own;
 }
 
 TextField text_field(Device& field) {

@@ -17,6 +17,7 @@
 
 #include "nn/parallel/shard/unit/policy.h"
 #include "nn/plan/text_value.h"
+#include "runtime/comm/group/process_group.h"
 #include "runtime/tensor/device.h"
 #include "runtime/tensor/dtype.h"
 #include "runtime/tensor/nearest.h"
@@ -25,14 +26,15 @@ namespace sherd::train {
 
 // ---- `--device` of train, eval and sample ----
 
-inline constexpr const char* kDeviceHelp = "cpu, cuda (the first GPU) or cuda:N";
+inline constexpr const char* kDeviceHelp =
+    "cpu, cuda (the first GPU) or cuda:N; of several ranks each has its own GPU, counted from there on its host";
 
 /// "cpu", "cuda" or "cuda:1". Throws Error for anything else; whether there is such a device is asked by open_device().
 Device parse_device(std::string_view text);
 
-/// Opens the device for this rank and limits the bytes of its tensors (0: no limit). Throws Error, saying what is
-/// missing, if this host has no such device, and if there are several ranks on GPUs.
-Device open_device(Device device, int ranks, std::int64_t memory_limit = 0);
+/// Opens the device for this rank of `group`, device_of_rank(), and limits the bytes of its tensors (0: no limit).
+/// Throws Error, saying what is missing, if this host has no such device.
+Device open_device(Device device, const ProcessGroup& group, std::int64_t memory_limit = 0);
 
 // ---- fields and tables ----
 

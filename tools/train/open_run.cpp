@@ -180,8 +180,12 @@ void RunStart::open_group() {
   group_.set_deadline(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(config_.deadline)));
   run_.saves.emplace(config_, group_);
-  check_together(group_, [&] { run_.device = open_device(config_.plan.device, group_.size(), config_.memory_limit); });
+  check_together(group_, [&] { run_.device = open_device(config_.plan.device, group_, config_.memory_limit); });
+  config_.plan.device = run_.device;
   as_usage([&] {
+    auto [group, text] = chosen_group(run_.group, run_.device, config_.group);
+    run_.group = std::move(group);
+    run_.group_text = text.empty() ? "" : text + ", ";
     run_.mesh.emplace(config_.plan.mesh, run_.group);  // its groups have the deadline of this one
     config_.link.shape(*run_.mesh);
   });

@@ -34,9 +34,10 @@ struct LateLines {
 };
 
 struct Run {
-  TrainConfig config{};       ///< resolved; its mesh names replicas if the hosts are replicas
-  nn::MeshAxes asked_mesh{};  ///< as it was given
-  std::shared_ptr<ProcessGroup> group{};
+  TrainConfig config{};                   ///< resolved; its mesh names replicas if the hosts are replicas
+  nn::MeshAxes asked_mesh{};              ///< as it was given
+  std::shared_ptr<ProcessGroup> group{};  ///< of the device's memory too
+  std::string group_text{};               ///< "memory of GPUs through the host (staged), "; empty on CPUs
   Regroup regroup{};
   std::optional<nn::JobMesh> mesh{};
   Device device{};

@@ -22,7 +22,8 @@ using Clock = std::chrono::steady_clock;
 
 void check_run_survives(const TrainConfig& config, int ranks) {
   const auto check_that = [](bool holds, std::string_view text) { check_usage(holds, "run --survive: {}", text); };
-  check_that(config.group != "thread", "ranks that are threads of one process end together; leave out --group thread");
+  check_that(config.group.kind() != GroupChoice::Kind::thread,
+             "ranks that are threads of one process end together; leave out --group thread");
   try {
     nn::check_survives(config.plan, ranks);
   } catch (const Error& error) { check_that(false, error.message()); }

@@ -6,9 +6,6 @@
 
 namespace sherd {
 
-inline constexpr std::string_view kRanksOnGpus =
-    "ranks on GPUs talk through NCCL, which is not built yet; use one rank, or the cpu";
-
 /// Throws the Error of `group`, which does not support `device`, naming what is distributed over `ranks` ranks there.
 [[noreturn]] void refuse_device(const ProcessGroup& group, Device device, std::string_view what, int ranks);
 

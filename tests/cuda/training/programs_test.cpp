@@ -27,6 +27,11 @@ class CudaProgram : public ProgramTest {
     words.insert(words.begin(), {"train", config_file_, "--device", "cuda"});
     return on_gpu(words, environment);
   }
+  /// Each rank of `sherd run` runs the script in the test's folder; $0 is the program, $1 the config.
+  ProgramEnd ranks_on_gpu(int ranks, const std::string& script) const {
+    return on_gpu({"run", "-n", std::to_string(ranks), "--", "/bin/sh", "-c",
+                   fmt::format("cd {}; {}", dir_.path(), script), SHERD_PROGRAM, config_file_});
+  }
   std::vector<json> lines_of(const std::string& file) const {
     std::vector<json> lines;
     std::istringstream text(dir_.read(file));
@@ -162,10 +167,42 @@ TEST_F(CudaProgram, ALostDeviceNamesWhatWasUnderWay) {
   expect_failed(blocking, {"cuda:0 is lost", "loss_rows_kernel", "noticed launch of loss_rows_kernel"});
 }
 
-TEST_F(CudaProgram, SeveralRanksAreRefusedOnEach) {
-  const ProgramEnd end = sherd({"run", "-n", "2", "--", SHERD_PROGRAM, "train", config_file_, "--device", "cuda"},
-                               {std::string("SHERD_CUDA_LIB=") + SHERD_EMULATED_LIBRARY});
-  expect_refused(end, {"device = cuda:0 on 2 ranks", "NCCL"});
+TEST_F(CudaProgram, RanksTrainEachOnItsDevice) {
+  const ProgramEnd cpu = train(2, {"--steps", "3", "--metrics", dir_ / "cpu.jsonl"});
+  ASSERT_EQ(cpu.status, 0) << cpu.err;
+  const ProgramEnd end = ranks_on_gpu(2, "exec $0 train $1 --device cuda --steps 3 --metrics gpu.jsonl --save saves");
+  ASSERT_EQ(end.status, 0) << end.err;
+  expect_within(end.err, {"2 ranks, memory of GPUs through the host (staged), "});
+  const std::vector<json> expected = lines_of("cpu.jsonl"), lines = lines_of("gpu.jsonl");
+  ASSERT_EQ(lines.size(), expected.size());
+  for (std::size_t i = 1; i < lines.size(); ++i)
+    EXPECT_NEAR(lines[i]["loss"].get<double>(), expected[i]["loss"].get<double>(), 1e-5 * 4);
+
+  // One device to each, as Slurm shows them; the same bits, and on one device for both.
+  for (const char* how : {"CUDA_VISIBLE_DEVICES=$SHERD_RANK exec $0 train $1 --device cuda",
+                          "CUDA_VISIBLE_DEVICES=0 exec $0 train $1 --device cuda --group staged"}) {
+    const ProgramEnd again = ranks_on_gpu(2, std::string(how) + " --steps 3 --metrics again.jsonl");
+    ASSERT_EQ(again.status, 0) << again.err;
+    const std::vector<json> repeated = lines_of("again.jsonl");
+    for (std::size_t i = 1; i < lines.size(); ++i) EXPECT_EQ(repeated[i]["loss"], lines[i]["loss"]) << how;
+  }
+
+  const std::string tokens = write_tokens();
+  const double here = loss_of(sherd({"eval", dir_ / "saves", "--tokens", tokens}));
+  const ProgramEnd there = ranks_on_gpu(2, "exec $0 eval saves --tokens tokens.safetensors --device cuda");
+  EXPECT_NEAR(loss_of(there), here, 1e-5);
+}
+
+TEST_F(CudaProgram, RanksWhoseDevicesDoNotFitAreRefusedOnEach) {
+  const std::string train = " exec $0 train $1 --device cuda";
+  expect_refused(ranks_on_gpu(2, "CUDA_VISIBLE_DEVICES=3" + train),
+                 {"ranks 0 and 1 compute on one device", "GPU-", "--group staged"});
+  expect_refused(ranks_on_gpu(2, "SHERD_EMULATED_GPU_CAPABILITY=$((80 + 10 * SHERD_RANK))" + train),
+                 {"unlike devices", "the GPU is emulated GPU, compute capability 8.0", "on rank 0",
+                  "compute capability 9.0", "on rank 1", "CUDA_VISIBLE_DEVICES"});
+  expect_refused(ranks_on_gpu(2, "[ $SHERD_RANK = 1 ] && export CUDA_VISIBLE_DEVICES=;" + train),
+                 {"rank 1", "no CUDA-capable device"});
+  expect_refused(ranks_on_gpu(2, "SHERD_EMULATED_GPU_DEVICES=2" + train + ":2"), {"cuda:2", "2 CUDA devices"});
 }
 
 TEST_F(CudaProgram, AFullDiskEndsTheRunWithItsName) {

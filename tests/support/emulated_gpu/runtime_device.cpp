@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <string_view>
+
+#include <unistd.h>
 
 #include "tests/support/emulated_gpu/gpu.h"
 
@@ -125,6 +128,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     if (device < 0 || device >= g.configuration.devices) return cudaErrorInvalidDevice;
     *properties = {};
     std::strncpy(properties->name, "emulated GPU", sizeof properties->name - 1);
+    char host[64] = {};  // each host has devices of its own
+    (void)gethostname(host, sizeof host - 1);
+    const std::size_t name = std::hash<std::string_view>()(host);
+    std::memcpy(properties->uuid.bytes, &name, sizeof name);
+    const std::vector<int>& visible = g.configuration.visible;
+    properties->uuid.bytes[15] =
+        static_cast<char>(visible.empty() ? device : visible[static_cast<std::size_t>(device)]);
     properties->totalGlobalMem = g.configuration.capacity;
     properties->sharedMemPerBlock = 48 * 1024;
     properties->sharedMemPerBlockOptin = 227 * 1024;

@@ -1,0 +1,91 @@
+#include "runtime/comm/job/group_choice.h"
+
+#include <array>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/staged_group.h"
+#include "runtime/comm/job/rank_info.h"
+#include "runtime/exec/backend.h"
+#include "runtime/exec/context.h"
+#include "runtime/os/host_name.h"
+#include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
+#include "runtime/tensor/nearest.h"
+
+namespace sherd {
+
+namespace {
+
+using Kind = GroupChoice::Kind;
+
+// By Kind.
+constexpr std::array<std::string_view, 5> kNames{"auto", "shm", "thread", "nccl", "staged"};
+
+// What each rank says of its device; errors are the same on all.
+DeviceFacts facts_of(ProcessGroup& host, Device device) {
+  DeviceFacts facts;
+  together(host, [&] { facts = backend_of(device).facts_of(device.index); });
+  Facts alike;
+  for (const BackendFact& fact : facts.alike) alike.emplace_back(fact.name, fact.value);
+  agree(
+      host, alike,
+      {"ranks compute on unlike devices, or with other libraries",
+       "start them where both are the same (CUDA_VISIBLE_DEVICES hides devices; `sherd info` lists what a host has)"});
+  return facts;
+}
+
+// Kernels of two ranks on one device wait for each other's collectives, and it is a slip more often than not.
+void check_own_devices(ProcessGroup& host, Device device, const std::string& uuid) {
+  const std::vector<std::string> uuids = gather_text(host, uuid);
+  const std::vector<std::string> places =
+      gather_text(host, fmt::format("{} of host {}", to_string(device), host_name()));
+  std::map<std::string_view, std::size_t> first;
+  for (const std::size_t r : indices(uuids)) {
+    const auto [other, is_new] = first.emplace(uuids[r], r);
+    check(is_new,
+          "ranks {} and {} compute on one device, {} ({}): start as many ranks as a host shows devices "
+          "(CUDA_VISIBLE_DEVICES), or pass --group staged",
+          other->second, r, places[r], uuids[r]);
+  }
+}
+
+}  // namespace
+
+GroupChoice::GroupChoice(std::string_view text) {
+  const auto found = std::ranges::find(kNames, text);
+  check(found != kNames.end(), "group must be one of {}, got \"{}\"", fmt::join(kNames, ", "), text);
+  kind_ = static_cast<Kind>(found - kNames.begin());
+}
+
+std::string GroupChoice::text() const { return std::string(kNames[static_cast<std::size_t>(kind_)]); }
+
+Device device_of_rank(Device asked, const ProcessGroup& group) {
+  if (!asked.has_backend() || group.size() == 1 || RankContext::current().is_ghost()) return asked;
+  const RankInfo own = discover_rank();
+  const int local = own.source == "none" ? group.rank() : own.local_rank;
+  const int visible = backend_of(asked).num_devices();
+  if (asked.index >= visible) return asked;  // whoever opens it says what there is
+  return Device::cuda(static_cast<std::uint8_t>(asked.index + local % (visible - asked.index)));
+}
+
+ChosenGroup chosen_group(std::shared_ptr<ProcessGroup> host, Device device, const GroupChoice& choice) {
+  const Kind kind = choice.kind();
+  if (!device.has_backend()) {
+    check(kind != Kind::nccl && kind != Kind::staged,
+          "group = {} moves memory of GPUs, and the ranks compute on {}: leave it out, or pass --device cuda",
+          choice.text(), to_string(device));
+    return {std::move(host), ""};
+  }
+  if (host->size() == 1 || RankContext::current().is_ghost()) return {std::move(host), ""};
+  check(kind != Kind::shm,
+        "group = shm moves memory of the host, and the ranks compute on {}: leave it out, or give nccl or staged",
+        to_string(device));
+  const DeviceFacts facts = facts_of(*host, device);
+  if (kind != Kind::staged) check_own_devices(*host, device, facts.uuid);
+  return {make_staged_group(std::move(host)), "memory of GPUs through the host (staged)"};
+}
+
+}  // namespace sherd
