@@ -71,6 +71,8 @@ class HostedStore final : public Store {
     return client_->get(key, deadline);
   }
   std::int64_t add(std::string_view key, std::int64_t amount) override { return client_->add(key, amount); }
+  void erase(std::string_view key) override { client_->erase(key); }
+  void set_at_end(std::string_view key, std::string_view value) override { client_->set_at_end(key, value); }
   // So that no file with a secret in it is left, however the job ends from here on.
   void all_have_connected() override { published_.reset(); }
 

@@ -29,6 +29,10 @@ class Store {
   virtual std::string get(std::string_view key, std::chrono::milliseconds deadline) = 0;
   /// Adds to a counter that starts at 0; returns the new value.
   virtual std::int64_t add(std::string_view key, std::int64_t amount) = 0;
+  /// Forgets the key, if somebody has set it. A store that only few keys are left in may keep it.
+  virtual void erase(std::string_view /*key*/) {}
+  /// The store sets this by itself when the connection of this rank ends, however it ends; the last one given counts.
+  virtual void set_at_end(std::string_view /*key*/, std::string_view /*value*/) {}
   /// Every rank has connected: what told them where the store is may go.
   virtual void all_have_connected() {}
 };

@@ -27,7 +27,8 @@ inline constexpr std::size_t kMaxValue = std::size_t{1} << 20;
 /// Longer waits are cut to this, so that no sum of times overflows.
 inline constexpr std::chrono::milliseconds kLongestWait = std::chrono::hours(24 * 7);
 
-enum class Op : std::uint8_t { set = 1, get = 2, add = 3 };
+enum class Op : std::uint8_t { set = 1, get = 2, add = 3, erase = 4, set_at_end = 5 };
+inline constexpr std::string_view kOpNames[] = {"", "set", "get", "add", "erase", "set at the end"};
 /// `no_number`: add() found a value that is no integer, or the sum would not fit.
 enum class Status : std::uint8_t { ok = 1, refused = 2, full = 3, timeout = 4, no_number = 5 };
 

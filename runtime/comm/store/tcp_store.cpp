@@ -200,7 +200,7 @@ error_code TcpStore::Connection::exchange(const wire::RequestHeader& header, std
 
 wire::Status TcpStore::Connection::call(wire::RequestHeader header, std::string_view key, std::string_view value,
                                         milliseconds limit) {
-  const std::string_view what = header.op == wire::Op::set ? "set" : header.op == wire::Op::get ? "get" : "add";
+  const std::string_view what = wire::kOpNames[static_cast<std::size_t>(header.op)];
   check(!key.empty() && key.size() <= wire::kMaxKey, "{}: {}: the key has {} bytes, allowed are 1 to {}", name, what,
         key.size(), wire::kMaxKey);
   check(value.size() <= wire::kMaxValue, "{}: {} '{}': the value has {} bytes, allowed are {}", name, what, key,
@@ -242,6 +242,16 @@ std::string TcpStore::get(std::string_view key, milliseconds deadline) {
     throw KeyNotSet(fmt::format("{}: get '{}': no rank set this key within {:.3g} s", connection_->name, key,
                                 std::chrono::duration<double>(deadline).count()));
   return std::move(connection_->reply);
+}
+
+void TcpStore::erase(std::string_view key) {
+  const std::lock_guard lock(connection_->turn);
+  connection_->call({wire::Op::erase, 0, 0, 0}, key, {}, connection_->options.call_deadline);
+}
+
+void TcpStore::set_at_end(std::string_view key, std::string_view value) {
+  const std::lock_guard lock(connection_->turn);
+  connection_->call({wire::Op::set_at_end, 0, 0, 0}, key, value, connection_->options.call_deadline);
 }
 
 std::int64_t TcpStore::add(std::string_view key, std::int64_t amount) {

@@ -43,6 +43,8 @@ class TcpStore final : public Store, NoCopy {
   void set(std::string_view key, std::string_view value) override;
   std::string get(std::string_view key, std::chrono::milliseconds deadline) override;
   std::int64_t add(std::string_view key, std::int64_t amount) override;
+  void erase(std::string_view key) override;
+  void set_at_end(std::string_view key, std::string_view value) override;
 
  private:
   struct Connection;

@@ -52,6 +52,7 @@ struct Peer {
   explicit Peer(tcp::socket connected) : socket(std::move(connected)), timer(socket.get_executor()) {}
   tcp::socket socket;
   asio::steady_timer timer;
+  std::optional<std::pair<std::string, std::string>> at_end{};  // what is set when the connection is over
 };
 
 /// While it lives, the peer has this long; then its socket is closed, which fails whatever waits on it.
@@ -226,9 +227,10 @@ awaitable<void> TcpStoreServer::Service::serve(std::shared_ptr<Peer> peer) {
       co_await asio::async_write(peer->socket, buffers, use_awaitable);
     }
   } catch (const boost::system::system_error&) {
-    // The peer left or was cut off. Its own end of the connection tells it; nobody else is concerned.
+    // The peer left or was cut off. Its own end of the connection tells it, and others what it has left for them.
     unproven.remove(peer);
   }
+  if (peer->at_end) set(peer->at_end->first, std::move(peer->at_end->second));
 }
 
 awaitable<bool> TcpStoreServer::Service::authenticate(std::shared_ptr<Peer> peer) {
@@ -266,7 +268,7 @@ awaitable<std::optional<Request>> TcpStoreServer::Service::read_request(std::sha
   co_await asio::async_read(peer->socket, asio::buffer(bytes.data() + 1, bytes.size() - 1), use_awaitable);
   Request request{wire::decode(bytes), {}, {}};
   const auto& header = request.header;
-  const bool known = header.op == wire::Op::set || header.op == wire::Op::get || header.op == wire::Op::add;
+  const bool known = header.op >= wire::Op::set && header.op <= wire::Op::set_at_end;
   if (!known || header.key_size == 0 || header.key_size > wire::kMaxKey || header.value_size > wire::kMaxValue)
     co_return std::nullopt;
   request.key.resize(header.key_size);
@@ -287,7 +289,9 @@ awaitable<Reply> TcpStoreServer::Service::answer(std::shared_ptr<Peer> peer, Req
   if (request.header.op == wire::Op::get)
     co_return co_await get(peer, request.key,
                            milliseconds(std::clamp<std::int64_t>(argument, 0, wire::kLongestWait.count())));
-  set(request.key, std::move(request.value));
+  if (request.header.op == wire::Op::erase) values.erase(request.key);
+  else if (request.header.op == wire::Op::set_at_end) peer->at_end.emplace(request.key, std::move(request.value));
+  else set(request.key, std::move(request.value));
   co_return Reply{wire::Status::ok, {}};
 }
 
