@@ -21,38 +21,12 @@
 #include "runtime/comm/board/rounds.h"
 #include "runtime/comm/board/split_call.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/part_checks.h"
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/queue.h"
 #include "runtime/exec/trace.h"
 
 namespace sherd::comm {
-
-namespace {
-
-void check_data(const void* data, std::int64_t count) {
-  check(data != nullptr || count == 0, "the data pointer is null but there are {} elements", count);
-}
-
-void add_flat(Fingerprint& call, const CollectivePart& part, const void* data) {
-  check(part.counts.size() == 1, "a tensor has {} counts, it takes one", part.counts.size());
-  const std::int64_t count = part.counts[0];
-  check(count >= 0, "the count is {}; counts must not be negative", count);
-  check_data(data, count);
-  call.add_part(part.dtype, part.counts);
-}
-
-void check_casts(const CollectivePart& part) {
-  const DType in = part.dtype, wire = part.wire_type(), out = part.out_type();
-  check((wire == in && out == in) || (is_floating(in) && is_floating(wire) && is_floating(out)),
-        "{} cannot travel as {} and arrive as {}; only floats are cast", name(in), name(wire), name(out));
-}
-
-void check_source(const CollectivePart& part) {
-  check(part.out_type() == part.dtype || (is_floating(part.out_type()) && is_floating(part.dtype)),
-        "a source of {} cannot be gathered as {}; only floats are cast", name(part.dtype), name(part.out_type()));
-}
-
-}  // namespace
 
 BoardLane::BoardLane(BoardGroup& group, GroupFacts facts, const std::shared_ptr<std::byte>& memory,
                      const BoardOptions& options)
@@ -146,15 +120,6 @@ void BoardLane::count(CommOp op, std::int64_t num_bytes, BoardClock::time_point 
   if (op != CommOp::send && op != CommOp::recv) lateness_.add(board_.arrivals().lateness().count());
 }
 
-void BoardLane::check_counts(std::span<const std::int64_t> counts, std::int64_t blocks) const {
-  check(std::cmp_equal(counts.size(), size()), "counts has {} entries, the group has {} ranks; give one count per rank",
-        counts.size(), size());
-  check(blocks >= 1, "a tensor of {} blocks; there is at least one", blocks);
-  for (const std::int64_t count : counts)
-    check(count >= 0 && count % blocks == 0,
-          "a count is {}, of {} blocks; counts must not be negative, and blocks must divide them", count, blocks);
-}
-
 void BoardLane::run(const Collective& call) {
   switch (call.op) {
     case CommOp::all_gather: return run_gather(call);
@@ -183,7 +148,7 @@ BoardLane::Opened BoardLane::open(const Collective& call) {
 }
 
 void BoardLane::open_gather(const CollectivePart& part, Opened& opened) const {
-  check_counts(part.counts, part.blocks);
+  check_counts(part.counts, size(), part.blocks);
   check_data(part.out.address, sum(part.counts));
   check_source(part);
   opened.call.add_part(part.out_type(), part.counts, part.dtype, part.blocks);
@@ -194,7 +159,7 @@ void BoardLane::open_gather(const CollectivePart& part, Opened& opened) const {
 }
 
 void BoardLane::open_scatter(const CollectivePart& part, const ReduceOptions& options, Opened& opened) const {
-  check_counts(part.counts, part.blocks);
+  check_counts(part.counts, size(), part.blocks);
   check_data(part.in.address, sum(part.counts));
   check_data(part.out.address, part.counts[static_cast<std::size_t>(rank())]);
   check_reducible(part.dtype, options);
@@ -300,8 +265,8 @@ void BoardLane::run_swap(const Collective& collective) {
   std::int64_t num_bytes = 0;
   checked(CommOp::all_to_all, [&] {
     for (const CollectivePart& part : collective.parts) {
-      check_counts(part.counts);
-      check_counts(part.out_counts);
+      check_counts(part.counts, size());
+      check_counts(part.out_counts, size());
       check_data(part.in.address, sum(part.counts));
       check_data(part.out.address, sum(part.out_counts));
       call.add_part(part.dtype, {});

@@ -75,7 +75,6 @@ class BoardLane : public HostGroup {
   void run_swap(const Collective& call);
   void run_pair(const Collective& call);
   void run_barrier();
-  void check_counts(std::span<const std::int64_t> counts, std::int64_t blocks = 1) const;
 
   BoardGroup& group_;
   Board board_;

@@ -1,9 +1,9 @@
 #include "runtime/comm/board/watch.h"
 
 #include <algorithm>
-#include <map>
 #include <vector>
 
+#include "runtime/comm/group/call_difference.h"
 #include "runtime/tensor/indices.h"
 
 namespace sherd::comm {
@@ -180,43 +180,14 @@ std::string Watch::others_meanwhile(const Wait& wait) const {
 }
 
 std::string Watch::disagreement(std::uint64_t number) const {
-  const auto hash_of = [&](int peer) {
-    return memory_.cell(peer).notes[number % 2].hash.load(std::memory_order_relaxed);
-  };
-  const std::uint64_t own_hash = hash_of(memory_.rank());
-  bool is_same = true;
-  for (const int peer : up_to(memory_.size())) is_same = is_same && hash_of(peer) == own_hash;
-  if (is_same) return {};
-
-  struct Side {
-    std::string ranks;
-    std::string text;
-  };
-  std::map<std::uint64_t, std::size_t> index;
-  std::vector<Side> sides;
-  for (const int peer : up_to(memory_.size())) {
-    const auto [entry, is_new] = index.try_emplace(hash_of(peer), sides.size());
-    if (is_new) {
-      sides.push_back({fmt::format("rank {}", memory_.root_rank(peer)), call_in(memory_.cell(peer))});
-    } else {
-      std::string& ranks = sides[entry->second].ranks;
-      if (ranks.find(',') == std::string::npos) ranks = fmt::format("ranks{}", ranks.substr(4));
-      ranks += fmt::format(", {}", memory_.root_rank(peer));
-    }
-  }
-  std::string text;
-  bool is_hidden = false, differ_in_size = true;
-  const auto without_size = [](const Side& side) { return side.text.substr(0, side.text.find('[')); };
-  for (const Side& side : sides) {
-    const bool is_plural = side.ranks.find(',') != std::string::npos;
-    text += fmt::format("{}{} {} {}", text.empty() ? "" : ", ", side.ranks, is_plural ? "call" : "calls", side.text);
-    is_hidden = is_hidden || (&side != &sides.front() && side.text == sides.front().text);
-    differ_in_size = differ_in_size && without_size(side) == without_size(sides.front());
-  }
-  if (is_hidden) text += " (they differ in the part of the list that is not shown)";
-  text += "; all ranks of a group must make the same calls in the same order";
-  if (differ_in_size && !is_hidden) text += kUnlikeSizes;
-  return text;
+  std::vector<RankCall> calls;
+  for (const int peer : up_to(memory_.size()))
+    calls.push_back({.rank = memory_.root_rank(peer),
+                     .hash = memory_.cell(peer).notes[number % 2].hash.load(std::memory_order_relaxed)});
+  const auto differs = [&](const RankCall& call) { return call.hash != calls.front().hash; };
+  if (std::ranges::none_of(calls, differs)) return {};
+  for (const int peer : up_to(memory_.size())) calls[static_cast<std::size_t>(peer)].text = call_in(memory_.cell(peer));
+  return difference_of_calls(calls);
 }
 
 }  // namespace sherd::comm

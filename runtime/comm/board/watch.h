@@ -7,16 +7,13 @@
 #include <string_view>
 
 #include "runtime/comm/board/board_memory.h"
+#include "runtime/comm/group/call_difference.h"
 #include "runtime/comm/board/peer_states.h"
 #include "runtime/comm/board/wait_circle.h"
 #include "runtime/comm/group/wait_notice.h"
 
 namespace sherd::comm {
 
-/// Messages end so where ranks make the same call with other sizes.
-inline constexpr std::string_view kUnlikeSizes =
-    "; their parts of a tensor have other sizes: from_local() takes them to be alike unless it is given the `shape`, "
-    "or a layout that lists them (Spec::with_rows())";
 
 /// The waits of one rank on one lane, one after the other. Ranks have their numbers in the group, messages those in the
 /// root.

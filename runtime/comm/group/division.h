@@ -3,6 +3,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace sherd::comm {
 
@@ -10,6 +11,13 @@ namespace sherd::comm {
 std::string text_of_ranks(std::span<const int> list);
 /// Error, naming rank and list, unless these are different ranks of a group of `size`, and `rank` is one of them.
 void check_ranks(std::span<const int> list, int rank, int size);
+/// Error, the same on every rank, unless the lists, by rank, divide the group.
+void check_lists(const std::vector<std::vector<int>>& lists);
+/// "ranks 1,3", as in the calls of a subgroup.
+std::string members_text(std::span<const int> ranks);
+/// A list as bytes that ranks show each other, and back.
+std::string_view bytes_of(std::span<const int> list);
+std::vector<int> list_of(std::string_view bytes);
 
 /// Where a group stands in its family: "" is the group that it began with, "2" its second division, "2.1" the first
 /// division of that.
