@@ -45,7 +45,7 @@ MAY_SEE = {
 # folder itself is a room where its name stands here without its ending; all others together are the room ".".
 ORDER = {
     "runtime": ["os", "tensor", "memory", "exec", "comm", "op", "autograd", "cpu cuda"],
-    "runtime/comm": ["group", "store", "board", "job"],
+    "runtime/comm": ["group", "store", "board", "hosts", "job"],
     "runtime/cpu": ["gemm", "rows", "attention"],
     "dtensor": ["modes", "placement recent scopes", ".+transition", "rules"],
     "compile": ["ir", "passes", "capture", "run", "."],

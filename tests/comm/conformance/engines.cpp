@@ -1,6 +1,9 @@
 #include "tests/comm/conformance/engines.h"
 
 #include "runtime/comm/group/composed_group.h"
+#include "runtime/comm/hosts/store_group.h"
+#include "runtime/comm/store/tcp_store.h"
+#include "runtime/comm/store/tcp_store_server.h"
 #include "runtime/exec/context.h"
 #include "tests/comm/backends.h"
 #include "tests/support/bare_group.h"
@@ -29,7 +32,26 @@ std::vector<Engine> host_engines() {
   std::vector<Engine> engines;
   for (const Backend& backend : all_backends()) engines.push_back(engine_of(backend));
   engines.push_back(composed_engine(SumsBy::ordered));
+  engines.push_back(store_engine());
   return engines;
+}
+
+Engine store_engine() {
+  const Engine threads = engine_of(all_backends().front());
+  return {.name = "store", .worlds = {1, 2, 3, 4}, .run = [threads](int count, const EngineBody& body) {
+            const TcpStoreServer server({});
+            const StoreGroupOptions options{
+                .connect = [&server] { return std::make_unique<TcpStore>(TcpStoreOptions{.port = server.port()}); }};
+            return threads.run(count, [&](ProcessGroup& host, Device device) {
+              const auto group = make_store_group(host.rank(), host.size(), options);
+              try {
+                body(*group, device);
+              } catch (const std::exception& error) {
+                group->abort(error.what());
+                throw;
+              }
+            });
+          }};
 }
 
 Engine composed_engine(SumsBy sums) {

@@ -19,7 +19,9 @@ struct Engine {
   std::function<std::vector<std::string>(int count, const EngineBody& body)> run;
 };
 
-/// Threads; processes; processes with windows so small that calls take many rounds; composed in order.
+/// Over a store, to which each rank, a thread, has connections of its own.
+Engine store_engine();
+/// Threads; processes; processes with windows so small that calls take many rounds; composed in order; over a store.
 std::vector<Engine> host_engines();
 /// Over a bare group of threads.
 Engine composed_engine(SumsBy sums);

@@ -1,0 +1,53 @@
+#pragma once
+// What the groups of one rank over a store share: connections, the reason why they failed, and the count of resets.
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+
+#include "runtime/comm/hosts/store_group.h"
+#include "runtime/tensor/no_copy.h"
+
+namespace sherd::comm {
+
+class StoreFamily : NoCopy {
+ public:
+  StoreFamily(int rank, int size, const StoreGroupOptions& options);
+
+  /// This rank in the group that all others were divided from.
+  int rank() const { return rank_; }
+  const WaitNotice& notice() const { return options_.notice; }
+  /// Resets completed. Keys begin with it, so that nobody reads what was left before.
+  std::int64_t epoch() const { return epoch_; }
+  std::string prefix() const { return "e" + std::to_string(epoch_) + "/"; }
+
+  /// The connection of a lane, made at first use.
+  Store& lane(int index);
+  /// Fails all groups of all ranks, and takes the first reason that any rank has given.
+  void poison(const std::string& reason) noexcept;
+  /// Throws CommError with the reason, if this rank knows of one.
+  void check_usable() const;
+  /// Why to wait no longer for those ranks: another rank has failed the groups, or one of them has left. Empty: wait.
+  std::string failure(std::span<const int> awaited);
+  /// Once every rank has called it the groups can be used. Throws CommError after the deadline.
+  void reset(std::chrono::nanoseconds deadline);
+
+ private:
+  std::string poison_key() const { return prefix() + "poison"; }
+  static std::string gone_key(int rank) { return "gone/" + std::to_string(rank); }
+  /// Empty if nobody has set it.
+  std::string look(const std::string& key);
+
+  const int rank_, size_;
+  const StoreGroupOptions options_;
+  std::atomic<std::int64_t> epoch_ = 0;
+  const std::unique_ptr<Store> control_;  // of what concerns all lanes
+  std::mutex lanes_mutex_;
+  std::array<std::unique_ptr<Store>, HostGroup::kNumLanes> lanes_;
+  mutable std::mutex reason_mutex_;
+  std::string reason_;
+};
+
+}  // namespace sherd::comm
