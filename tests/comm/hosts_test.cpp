@@ -56,19 +56,23 @@ TEST(CountHosts, RanksInAnotherOrderAreNamed) {
   expect_error([&] { count_hosts(ranks); }, {"not numbered host by host", "rank 1 is number 0 of the 2 on its host"});
 }
 
-TEST(CheckOneHost, RefusesEveryRankOfSeveralByItsHostsName) {
+TEST(OtherHosts, AreThereWhereALauncherSaysSo) {
   for (RankInfo info : ranks_on({2, 1})) {
     info.source = "Flux";
+    EXPECT_TRUE(has_other_hosts(info));
     info.description = "Flux says so (FLUX_JOB_NNODES)";
-    expect_error([&] { check_one_host(info); }, {fmt::format("rank {} of 3 runs on host {} with {} of them", info.rank,
-                                                             host_name(), info.local_world_size),
-                                                 "sherd run -n 3", "(Flux says so (FLUX_JOB_NNODES))"});
+    info.store_host = "node0";
+    info.store_port = 1;
+    expect_error(
+        [&] { connect_store(info, std::chrono::seconds(0)); },
+        {fmt::format("rank {} of 3 runs on host {} with {} of them", info.rank, host_name(), info.local_world_size),
+         "SHERD_SECRET is not set", "openssl rand -hex 16", "(Flux says so (FLUX_JOB_NNODES))"});
   }
-  for (const RankInfo& info : ranks_on({3})) EXPECT_NO_THROW(check_one_host(info));
-  EXPECT_NO_THROW(check_one_host(RankInfo{}));
+  for (const RankInfo& info : ranks_on({3})) EXPECT_FALSE(has_other_hosts(info));
+  EXPECT_FALSE(has_other_hosts(RankInfo{}));
   RankInfo divided = ranks_on({2, 2})[3];
   divided.source = "sherd run";
-  EXPECT_NO_THROW(check_one_host(divided)) << "one host, divided by hand to try strategies";
+  EXPECT_FALSE(has_other_hosts(divided)) << "one host, divided by hand to try strategies";
 }
 
 TEST(CountHosts, EveryRankHearsTheSame) {

@@ -16,6 +16,9 @@
 
 namespace sherd {
 
+/// Its kind(): ranks of such a group may be on several hosts.
+inline constexpr std::string_view kStoreGroupKind = "store";
+
 struct StoreGroupOptions {
   /// A new connection to the one store of all ranks. Lanes have one each, so that none waits for another.
   std::function<std::unique_ptr<Store>()> connect;

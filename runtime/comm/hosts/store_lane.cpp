@@ -233,14 +233,14 @@ void StoreLane::compare(const Fingerprint& call, const std::vector<Message>& mes
 
 StoreGroup::StoreGroup(std::shared_ptr<StoreFamily> family, std::vector<int> ranks, int rank, Division division,
                        std::string name)
-    : StoreLane(*this, {rank, static_cast<int>(ranks.size()), "store", std::move(name), kAllAbilities}, 0),
+    : StoreLane(*this, {rank, static_cast<int>(ranks.size()), kStoreGroupKind, std::move(name), kAllAbilities}, 0),
       family_(std::move(family)),
       ranks_(std::move(ranks)),
       division_(std::move(division)),
       members_(division_.path.empty() ? "" : members_text(ranks_)) {
   for (const int index : Numbers<int>(1, kNumLanes))
     lanes_.push_back(std::make_unique<StoreLane>(
-        *this, GroupFacts{this->rank(), size(), "store", this->name(), kAllAbilities}, index));
+        *this, GroupFacts{this->rank(), size(), kStoreGroupKind, this->name(), kAllAbilities}, index));
 }
 
 HostGroup& StoreGroup::lane(int index) {

@@ -7,6 +7,7 @@
 
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/staged_group.h"
+#include "runtime/comm/hosts/store_group.h"
 #include "runtime/comm/job/rank_info.h"
 #include "runtime/exec/backend.h"
 #include "runtime/exec/context.h"
@@ -77,6 +78,10 @@ ChosenGroup chosen_group(std::shared_ptr<ProcessGroup> host, Device device, cons
     check(kind != Kind::nccl && kind != Kind::staged,
           "group = {} moves memory of GPUs, and the ranks compute on {}: leave it out, or pass --device cuda",
           choice.text(), to_string(device));
+    check(host->kind() != kStoreGroupKind,
+          "{} ranks on CPUs of several hosts, of which this is {}: they share no memory, and tensors of CPUs move "
+          "through it alone; start all on one host, or train on GPUs (--device cuda)",
+          host->size(), host_name());
     return {std::move(host), ""};
   }
   if (host->size() == 1 || RankContext::current().is_ghost()) return {std::move(host), ""};

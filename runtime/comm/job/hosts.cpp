@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "runtime/comm/group/host_group.h"
-#include "runtime/os/host_name.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/indices.h"
 
@@ -33,12 +32,8 @@ RankInfo from_facts(std::span<const std::int64_t, kFacts> facts) {
 
 }  // namespace
 
-void check_one_host(const RankInfo& own) {
-  if (own.source == "sherd run" || own.local_world_size == own.world_size) return;
-  fail(
-      "rank {} of {} runs on host {} with {} of them; ranks of several hosts cannot train together yet, as they share "
-      "memory: start all {} on one host, by options of the launcher or by `sherd run -n {}` ({})",
-      own.rank, own.world_size, host_name(), own.local_world_size, own.world_size, own.world_size, own.description);
+bool has_other_hosts(const RankInfo& own) {
+  return own.source != "sherd run" && own.local_world_size != own.world_size;
 }
 
 int count_hosts(std::span<const RankInfo> ranks) {

@@ -7,9 +7,9 @@
 
 namespace sherd {
 
-/// Error, which names this host, unless the launcher has started all ranks on it. `sherd run` always has: where its
-/// variables say otherwise, somebody divides one host to try strategies over several.
-void check_one_host(const RankInfo& own);
+/// Whether the launcher has started ranks on other hosts too. `sherd run` never has: where its variables say otherwise,
+/// somebody divides one host to try strategies over several.
+bool has_other_hosts(const RankInfo& own);
 
 /// Number of hosts of a job whose rank r was told `ranks[r]`; 1 for threads of one process, which no launcher started.
 /// Error unless all hosts have equally many ranks, numbered host by host: then rank / (ranks per host) is the host.

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "runtime/comm/job/hosts.h"
 #include "runtime/comm/job/launchers.h"
 #include "runtime/comm/store/hmac.h"
 #include "runtime/comm/store/rendezvous_file.h"
@@ -38,11 +39,24 @@ void read_restart(const Environment& environment, RankInfo* info) {
   read("SHERD_GENERATION", 0, &info->generation);
 }
 
+/// Under torchrun rank 0 is on the host that MASTER_ADDR names; MASTER_PORT is torchrun's own.
+void read_master(const Environment& environment, RankInfo* info) {
+  const std::string asked = text_of(environment, "SHERD_PORT"), masters = text_of(environment, "MASTER_PORT");
+  const std::optional<int> port = number_of<int>(asked.empty() ? masters : asked);
+  const int own = port.value_or(0) + (asked.empty() ? 1 : 0);
+  check(port && own >= 1 && own <= 65535,
+        "{}='{}': set SHERD_PORT to a free port in 1..65535 of the host that MASTER_ADDR names, the same on all ranks",
+        asked.empty() ? "MASTER_PORT" : "SHERD_PORT", asked.empty() ? masters : asked);
+  info->store_host = text_of(environment, "MASTER_ADDR");
+  info->store_port = own;
+}
+
 void read_store(const Environment& environment, RankInfo* info) {
   info->secret = text_of(environment, "SHERD_SECRET");
   info->runtime_folder = text_of(environment, "XDG_RUNTIME_DIR");
   const char* store = environment("SHERD_STORE");
   check(store || info->source != "sherd run", "SHERD_STORE is not set, but SHERD_RANK is; start ranks by `sherd run`");
+  if (!store && info->source == "torchrun" && has_other_hosts(*info)) return read_master(environment, info);
   if (!store) return;
   const std::string_view text = store;
   const std::size_t colon = text.rfind(':');
@@ -114,6 +128,22 @@ bool is_loopback_name(std::string_view host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
+/// Rank 0 may host the store, which then listens on all addresses: the name by which other hosts know this one need not
+/// be an address of ours (containers, /etc/hosts).
+std::string host_of_store(const RankInfo& rank) {
+  if (rank.rank != 0 || rank.source == "sherd run" || is_loopback_name(rank.store_host)) return rank.store_host;
+  return rank.store_host.find(':') == std::string::npos ? "127.0.0.1" : "::1";
+}
+
+void check_secret(const RankInfo& rank) {
+  check(
+      !rank.secret.empty() || !has_other_hosts(rank),
+      "rank {} of {} runs on host {} with {} of them, and SHERD_SECRET is not set: ranks of several hosts show each "
+      "other that they are of one job by a secret, the same on all ranks; set it in the environment, to what `openssl "
+      "rand -hex 16` prints ({})",
+      rank.rank, rank.world_size, host_name(), rank.local_world_size, rank.description);
+}
+
 }  // namespace
 
 RankInfo discover_rank(const Environment& environment) {
@@ -133,17 +163,14 @@ std::unique_ptr<Store> connect_store(const RankInfo& rank, std::chrono::millisec
   client.call_deadline = std::max(client.call_deadline, deadline);
   client.secret = rank.secret;
   const bool hosts = rank.rank == 0 && rank.source != "sherd run";
+  check_secret(rank);
   if (!rank.store_host.empty()) {
-    client.host = rank.store_host;
+    client.host = host_of_store(rank);
     client.port = rank.store_port;
     if (!hosts) return std::make_unique<TcpStore>(client);
-    // The name by which other hosts know this one need not be an address of ours (containers, /etc/hosts), so that
-    // the server listens on all of them.
     TcpStoreServerOptions server{.host = rank.store_host, .port = rank.store_port, .secret = rank.secret};
-    if (!is_loopback_name(rank.store_host)) {
+    if (!is_loopback_name(rank.store_host))
       server.host = rank.store_host.find(':') == std::string::npos ? "0.0.0.0" : "::";
-      client.host = rank.store_host.find(':') == std::string::npos ? "127.0.0.1" : "::1";
-    }
     return host_store(rank, server, client);
   }
   check(rank.local_world_size == rank.world_size,
@@ -164,5 +191,10 @@ std::unique_ptr<Store> connect_store(const RankInfo& rank, std::chrono::millisec
 }
 
 std::unique_ptr<Store> connect_store(const RankInfo& rank) { return connect_store(rank, std::chrono::seconds(300)); }
+
+std::unique_ptr<Store> join_store(const RankInfo& rank, std::chrono::milliseconds deadline) {
+  return std::make_unique<TcpStore>(TcpStoreOptions{
+      .host = host_of_store(rank), .port = rank.store_port, .secret = rank.secret, .connect_deadline = deadline});
+}
 
 }  // namespace sherd

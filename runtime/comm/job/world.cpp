@@ -8,6 +8,7 @@
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/group/group_names.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/hosts/store_group.h"
 #include "runtime/comm/job/hosts.h"
 #include "runtime/comm/job/rank.h"
 #include "runtime/exec/context.h"
@@ -35,9 +36,23 @@ void check_same_level(ProcessGroup& group) {
         {"ranks run different CPU kernels", "set SHERD_CPU_LEVEL to a level that the CPUs of all ranks have"});
 }
 
+/// The group of ranks that share no memory, once all have come.
+std::shared_ptr<ProcessGroup> meet_over_store(std::shared_ptr<ConnectedWorld> world, const RankInfo& rank,
+                                              const WorldOptions& options) {
+  const auto deadline = std::chrono::ceil<std::chrono::milliseconds>(options.deadline);
+  world->group = make_store_group(rank.rank, rank.world_size,
+                                  {.connect = [rank, deadline] { return join_store(rank, deadline); },
+                                   .deadline = std::min(options.deadline, options.silence),
+                                   .notice = options.notice});
+  world->group->host().barrier();  // who has not come by then has given no sign of life
+  world->group->set_deadline(options.deadline);
+  check_same_level(*world->group);
+  ProcessGroup* const group = world->group.get();
+  return {std::move(world), group};
+}
+
 std::shared_ptr<ProcessGroup> connect_world(const WorldOptions& options) {
   RankInfo rank = discover_rank();
-  check_one_host(rank);  // each rank for itself: before any waits for another
   if (options.ranks > 0) {
     check(rank.rank < options.ranks, "rank {} is none of the first {} ranks, which are the group", rank.rank,
           options.ranks);
@@ -49,6 +64,7 @@ std::shared_ptr<ProcessGroup> connect_world(const WorldOptions& options) {
   const auto deadline = std::chrono::ceil<std::chrono::milliseconds>(options.deadline);
   const auto silence = std::min(deadline, std::chrono::ceil<std::chrono::milliseconds>(options.silence));
   world->store = connect_store(rank, silence, options.notice);  // whoever hosts it has given no sign of life
+  if (has_other_hosts(rank)) return meet_over_store(std::move(world), rank, options);
   try {
     world->group =
         make_shm_group(*world->store, rank.rank, rank.world_size,
@@ -61,6 +77,12 @@ std::shared_ptr<ProcessGroup> connect_world(const WorldOptions& options) {
   world->group->set_deadline(options.deadline);
   check_same_level(*world->group);
   return {world, world->group.get()};
+}
+
+/// How many ranks compute on this host.
+int ranks_here(const ProcessGroup& group) {
+  if (group.kind() != kStoreGroupKind) return group.size();  // they share a host's memory
+  return std::min(group.size(), discover_rank().local_world_size);
 }
 
 }  // namespace
@@ -83,7 +105,7 @@ void set_world_group(std::shared_ptr<ProcessGroup> group) {
     SharedHeap heap = group->host().shared_heap();
     context.use_shared_heap(std::move(heap.memory), heap.bytes);
   }
-  context.num_ranks_here = group ? group->size() : 1;
+  context.num_ranks_here = group ? ranks_here(*group) : 1;
   context.state<KnownWorld>().group = std::move(group);
 }
 

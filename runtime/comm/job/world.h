@@ -22,8 +22,8 @@ struct WorldOptions {
 };
 
 /// This rank's handle on the whole job. Ranks that are threads get it from whoever started them; a process finds its
-/// launcher (rank.h), meets its peers at the store and makes a shm_group on first use. One rank without a launcher.
-/// Error on every rank if the launcher has started them on several hosts (hosts.h). Blocks until all ranks have come,
+/// launcher (rank.h), meets its peers at the store and makes a shm_group on first use; where the launcher has started
+/// ranks on several hosts, a store_group, which is for agreements. One rank without a launcher. Blocks until all come,
 /// at most the deadline, or `silence` for those that have not shown up at all. The options count for the call that
 /// makes the group.
 std::shared_ptr<ProcessGroup> world_group(const WorldOptions& options = {});
