@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "runtime/exec/purpose.h"
+#include "runtime/os/host_name.h"
 #include "runtime/tensor/indices.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/gather_attrs.h"
@@ -25,8 +26,10 @@ struct CpuFacts {
   int asked = 0, online = 0;
   double quota = 0;
   std::vector<int> cpus{};
+  std::string host{};
   static constexpr AttrField fields[] = {attr<&CpuFacts::asked>("asked"), attr<&CpuFacts::online>("online"),
-                                         attr<&CpuFacts::quota>("quota"), attr<&CpuFacts::cpus>("cpus")};
+                                         attr<&CpuFacts::quota>("quota"), attr<&CpuFacts::cpus>("cpus"),
+                                         attr<&CpuFacts::host>("host")};
 };
 
 // Its constructor binds the main thread, which may have been before the mask was read.
@@ -105,10 +108,14 @@ CpuShare share_cpus(ProcessGroup& group, std::int64_t asked) {
   check_usage(asked >= 0 && asked <= kMaxThreads, "--threads {}; give 1 to {}, or 0 for a share of the CPUs", asked,
               kMaxThreads);
   const AllowedCpus& own = allowed_cpus();
-  std::vector<RankCpus> of_ranks;
-  for (const CpuFacts& facts : gather_attrs(group, CpuFacts{static_cast<int>(asked), own.online, own.quota, own.cpus}))
-    of_ranks.push_back({{facts.online, facts.cpus, facts.quota}, facts.asked});
-  return share_cpus(of_ranks, group.rank());
+  const CpuFacts said{static_cast<int>(asked), own.online, own.quota, own.cpus, host_name()};
+  std::vector<RankCpus> here;
+  int rank = 0;  // of this host's
+  for (int r = 0; const CpuFacts& facts : gather_attrs(group, said)) {
+    if (r++ == group.rank()) rank = static_cast<int>(here.size());
+    if (facts.host == said.host) here.push_back({{facts.online, facts.cpus, facts.quota}, facts.asked});
+  }
+  return share_cpus(here, rank);
 }
 
 std::string cpu_model() {

@@ -18,7 +18,7 @@ struct CpuShare {
   std::string lines() const;  ///< what rank 0 prints: both
 };
 
-/// Collective over the ranks of one host, which tell each other their CPUs. `asked` threads, or with 0 this rank's
+/// Collective. Ranks of one host share its CPUs, which they tell each other. `asked` threads, or with 0 this rank's
 /// share: launchers may bind every rank to CPUs of its own, or none, so each CPU is divided among the ranks that may
 /// use it. ExitError of kUsage unless asked is 0 to kMaxThreads.
 CpuShare share_cpus(ProcessGroup& group, std::int64_t asked);

@@ -233,6 +233,7 @@ void RunStart::claim_save_folder() {
     if (run_.regroup.goes_on()) run_.saves->claim_after_another_rank();
     else run_.saves->claim(resumed_.get());
   });
+  run_.saves->check_all_see_it();
 }
 
 void RunStart::build() {

@@ -8,6 +8,8 @@
 
 #include "nn/checkpoint/format/saves.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/host_group.h"
+#include "runtime/comm/hosts/store_group.h"
 #include "runtime/comm/job/rank.h"
 #include "runtime/comm/store/hmac.h"
 #include "tools/train/exit_status.h"
@@ -57,6 +59,14 @@ void RunSaves::claim(const ckpt::CheckpointReader* resumed) {
 
 void RunSaves::claim_after_another_rank() {
   when_free<Error>(std::chrono::seconds(10), [&] { lock_.emplace(config_.save, owner_text(names_.run)); });
+}
+
+void RunSaves::check_all_see_it() {
+  if (group_.host().kind() != kStoreGroupKind) return;
+  const std::string holder = gather_text(group_, lock_ ? owner_text(names_.run) : "")[0];
+  constexpr std::chrono::seconds kNamesAreOld{5};  // a network file system may show them for a while
+  together(group_,
+           [&] { when_free<Error>(kNamesAreOld, [&] { ckpt::FolderLock::check_sees(config_.save, holder); }); });
 }
 
 void RunSaves::share_names() {

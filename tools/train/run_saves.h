@@ -30,6 +30,10 @@ class RunSaves {
   void take_over(const RunRecord& record);
   void note(RunRecord& record) const;
 
+  /// After rank 0 has claimed it. Collective. Error, on every rank, if a rank of another host has another folder of
+  /// that name.
+  void check_all_see_it();
+
   /// Takes the memory that saves beside the steps need. Collective.
   void prepare(const std::vector<nn::StateEntry>& state);
   /// Starts or makes a save; `manifest` lacks the names of run and job. Collective. Throws Error naming the file, on

@@ -11,6 +11,7 @@
 
 #include "nn/checkpoint/format/folders.h"
 #include "runtime/comm/job/world.h"
+#include "runtime/os/host_name.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd::ckpt {
@@ -81,6 +82,14 @@ void FolderLock::check_is_still(const std::string& identity) const {
       "mounted there. Nothing is written to it, and the saves before are where that folder is; mount it, then go on by "
       "--resume {}",
       dir_, error == 0 ? "another folder has its name" : std::strerror(error), dir_);
+}
+
+void FolderLock::check_sees(const std::string& dir, const std::string& holder) {
+  const Descriptor file(::open((fs::path(dir) / "lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  check(file.is_open() && text_of(file.get()) == holder,
+        "the folder \"{}\" of host {} is not the one that rank 0 saves to ({}): ranks write into one folder, on a disk "
+        "that all hosts see under that name; mount it on each, or save to another folder",
+        dir, host_name(), file.is_open() ? "another lock is in it" : std::strerror(errno));
 }
 
 FolderLock::~FolderLock() {

@@ -23,6 +23,10 @@ class FolderLock : NoCopy {
   /// Throws Error, with what to do, unless the folder of that name still has this identity.
   void check_is_still(const std::string& identity) const;
 
+  /// Throws Error, with what to do, unless this process sees in the folder `dir` the lock that `holder`, on another
+  /// host, has there.
+  static void check_sees(const std::string& dir, const std::string& holder);
+
  private:
   std::string dir_, path_;
   std::string identity_;  // the lock, which is open, keeps the inode from being used anew
