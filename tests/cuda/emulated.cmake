@@ -94,6 +94,11 @@ foreach(program test_cuda test_emulated_gpu test_cuda_training test_nccl)
   sherd_label(unit ${program})
 endforeach()
 
+# Ranks of two hosts, which are network namespaces; skipped by name where none can be made.
+add_test(NAME emulated.two_hosts COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cuda/hosts_test.py
+         $<TARGET_FILE:sherd> $<TARGET_FILE:sherd_cuda_emulated>)
+set_tests_properties(emulated.two_hosts PROPERTIES LABELS "hosts;program" SKIP_RETURN_CODE 77 TIMEOUT 300)
+
 # Other orders of everything that may happen in any order.
 foreach(seed 2 3)
   add_test(NAME emulated.seed_${seed} COMMAND test_cuda)
