@@ -5,10 +5,13 @@
 #include <vector>
 
 #include "runtime/os/descriptor.h"
+#include "tools/plan/rows.h"
 #include "tools/walk/link_times.h"
-#include "tools/walk/rows.h"
 
 namespace sherd::walk {
+
+using plan::RowPlan;
+using table::Row;
 
 /// A text in a file without a name, which children read while it lives: nothing is left, however this program ends.
 class NamelessText {

@@ -27,6 +27,8 @@ namespace sherd {
 namespace {
 
 using namespace walk;
+using plan::plan_rows;
+using plan::set_link;
 using table::Table;
 
 constexpr std::string_view kUsageText =

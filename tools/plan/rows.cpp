@@ -1,6 +1,6 @@
 // A setting is a key of the config's table and a value, so that a row is the same config that a user would write. What
 // a setting does is said beside it.
-#include "tools/walk/rows.h"
+#include "tools/plan/rows.h"
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 #include "runtime/tensor/error.h"
 #include "tools/train/sharding.h"
 
-namespace sherd::walk {
+namespace sherd::plan {
 
 namespace {
 
@@ -247,4 +247,4 @@ void set_link(std::vector<RowPlan>& rows, const TrainConfig& base, int ranks, co
   }
 }
 
-}  // namespace sherd::walk
+}  // namespace sherd::plan

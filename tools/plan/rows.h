@@ -1,5 +1,5 @@
 #pragma once
-// Which runs a walk makes: the default one, and others that differ from it in one setting each, or in all ways.
+// Which runs are compared: the default one, and others that differ from it in one setting each, or in all ways.
 #include <string>
 #include <string_view>
 #include <utility>
@@ -8,7 +8,7 @@
 #include "tools/table/table.h"
 #include "tools/train/config.h"
 
-namespace sherd::walk {
+namespace sherd::plan {
 
 using namespace train;
 
@@ -29,4 +29,4 @@ std::vector<RowPlan> plan_rows(const TrainConfig& base, int ranks, bool all);
 /// `links` as the key of a TrainConfig, for all rows.
 void set_link(std::vector<RowPlan>& rows, const TrainConfig& base, int ranks, const std::string& link);
 
-}  // namespace sherd::walk
+}  // namespace sherd::plan
