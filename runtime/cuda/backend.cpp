@@ -87,28 +87,12 @@ class CudaBackend final : public Backend {
       const cudaError_t status = cudaGetDeviceProperties(&p, i);
       facts.push_back({fmt::format("cuda:{}", i),
                        status != cudaSuccess ? text(status)
-                                             : fmt::format("{}, compute capability {}.{}, {} multiprocessors, {}",
+                                             : fmt::format("{}, compute capability {}.{}, {} multiprocessors, {}, {}",
                                                            p.name, p.major, p.minor, p.multiProcessorCount,
-                                                           format_bytes(static_cast<std::int64_t>(p.totalGlobalMem)))});
+                                                           format_bytes(static_cast<std::int64_t>(p.totalGlobalMem)),
+                                                           uuid_text(p.uuid))});
     }
     return facts;
-  }
-
-  DeviceFacts facts_of(int index) const override {
-    make_current(index);
-    cudaDeviceProp p{};
-    check(cudaGetDeviceProperties(&p, index), "asking for the device's properties");
-    int runtime = 0, code = 0;
-    (void)cudaRuntimeGetVersion(&runtime);
-    (void)find_code(&code);  // open() refuses a device without
-    const std::string cudnn = describe_cudnn();
-    return {uuid_text(p.uuid),
-            {{"the GPU", fmt::format("{}, compute capability {}.{}, {} multiprocessors", p.name, p.major, p.minor,
-                                     p.multiProcessorCount)},
-             {"the kernels' architecture", fmt::format("sm_{}", code)},
-             {"the CUDA runtime", version_text(runtime)},
-             {"cuBLASLt", blas_version_text(cublasLtGetVersion())},
-             {"cuDNN", cudnn.substr(0, cudnn.find_first_of(",:"))}}};  // without its path
   }
 
   std::unique_ptr<DeviceContext> open(int index) override {

@@ -133,12 +133,6 @@ struct BackendFact {
   std::string name, value;
 };
 
-/// What one device says of itself to other ranks.
-struct DeviceFacts {
-  std::string uuid;                ///< no two devices have one
-  std::vector<BackendFact> alike;  ///< what must be the same for ranks that compute together
-};
-
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -147,8 +141,6 @@ class Backend {
   virtual int num_devices() const = 0;
   virtual std::string why_no_devices() const = 0;
   virtual std::vector<BackendFact> facts() const = 0;
-  /// Facts of device `index`, which is made the current one. Throws Error if there is no such device.
-  virtual DeviceFacts facts_of(int index) const = 0;
   /// Throws Error naming the device and the remedy if there is no such device.
   virtual std::unique_ptr<DeviceContext> open(int index) = 0;
   /// Fills its kernel column of the op table.

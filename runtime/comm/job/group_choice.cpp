@@ -25,17 +25,36 @@ using Kind = GroupChoice::Kind;
 // By Kind.
 constexpr std::array<std::string_view, 5> kNames{"auto", "shm", "thread", "nccl", "staged"};
 
-// What each rank says of its device; errors are the same on all.
-DeviceFacts facts_of(ProcessGroup& host, Device device) {
+struct DeviceFacts {
+  std::string uuid;
+  Facts alike;  // what must be the same for ranks that compute together
+};
+
+DeviceFacts facts_of(Device device) {
+  constexpr std::string_view kAlike[] = {"CUDA runtime", "cuBLASLt", "cuDNN"};
   DeviceFacts facts;
-  together(host, [&] { facts = backend_of(device).facts_of(device.index); });
-  Facts alike;
-  for (const BackendFact& fact : facts.alike) alike.emplace_back(fact.name, fact.value);
+  for (const auto& [name, value] : backend_of(device).facts()) {
+    if (name == to_string(device)) {
+      const std::size_t uuid = value.rfind(", ");
+      check(uuid != value.npos, "{}: {}", name, value);
+      facts.uuid = value.substr(uuid + 2);
+      facts.alike.emplace_back("the GPU", value.substr(0, uuid));
+    } else if (std::ranges::find(kAlike, name) != std::end(kAlike)) {
+      facts.alike.emplace_back(name, value.substr(0, value.find_first_of(",:")));  // without its path
+    }
+  }
+  return facts;
+}
+
+// Returns the uuid of this rank's device. Errors are the same on all ranks.
+std::string compare_devices(ProcessGroup& host, Device device) {
+  DeviceFacts facts;
+  together(host, [&] { facts = facts_of(device); });
   agree(
-      host, alike,
+      host, facts.alike,
       {"ranks compute on unlike devices, or with other libraries",
        "start them where both are the same (CUDA_VISIBLE_DEVICES hides devices; `sherd info` lists what a host has)"});
-  return facts;
+  return facts.uuid;
 }
 
 // Kernels of two ranks on one device wait for each other's collectives, and it is a slip more often than not.
@@ -63,6 +82,16 @@ GroupChoice::GroupChoice(std::string_view text) {
 
 std::string GroupChoice::text() const { return std::string(kNames[static_cast<std::size_t>(kind_)]); }
 
+Sums::Sums(std::string_view text) : text_(text) {
+  check(text == "auto" || text == "ordered" || text == "fast", "sums must be one of auto, ordered, fast, got \"{}\"",
+        text);
+}
+
+std::optional<SumsBy> Sums::by() const {
+  if (text_ == "auto") return std::nullopt;
+  return text_ == "fast" ? SumsBy::fast : SumsBy::ordered;
+}
+
 Device device_of_rank(Device asked, const ProcessGroup& group) {
   if (!asked.has_backend() || group.size() == 1 || RankContext::current().is_ghost()) return asked;
   const RankInfo own = discover_rank();
@@ -88,8 +117,8 @@ ChosenGroup chosen_group(std::shared_ptr<ProcessGroup> host, Device device, cons
   check(kind != Kind::shm,
         "group = shm moves memory of the host, and the ranks compute on {}: leave it out, or give nccl or staged",
         to_string(device));
-  const DeviceFacts facts = facts_of(*host, device);
-  if (kind != Kind::staged) check_own_devices(*host, device, facts.uuid);
+  const std::string uuid = compare_devices(*host, device);
+  if (kind != Kind::staged) check_own_devices(*host, device, uuid);
   return {make_staged_group(std::move(host)), "memory of GPUs through the host (staged)"};
 }
 

@@ -1,9 +1,11 @@
 #pragma once
 // How ranks talk, by `--group`, and on which device each of them computes.
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include "runtime/comm/group/composed_group.h"
 #include "runtime/comm/group/process_group.h"
 
 namespace sherd {
@@ -20,6 +22,20 @@ class GroupChoice {
 
  private:
   Kind kind_;
+};
+
+/// "auto", "ordered" or "fast": `--sums`. Error for another text.
+class Sums {
+ public:
+  Sums(std::string_view text);                              // NOLINT: config.sums = "fast"
+  Sums(const char* text) : Sums(std::string_view(text)) {}  // NOLINT
+  const std::string& text() const { return text_; }
+  /// Unset: whoever sums decides.
+  std::optional<SumsBy> by() const;
+  bool operator==(const Sums&) const = default;
+
+ private:
+  std::string text_;
 };
 
 inline constexpr const char* kGroupHelp =
@@ -40,6 +56,7 @@ struct ChosenGroup {
 /// rank: `host` itself on CPUs. Collective; a ghost's group, and that of one rank, stay as they are. Throws Error, the
 /// same on every rank, with the remedy: a choice that does not move such memory, devices or libraries that differ from
 /// rank to rank, two ranks on one device where the choice is not `staged`, `nccl` where there is none.
-ChosenGroup chosen_group(std::shared_ptr<ProcessGroup> host, Device device, const GroupChoice& choice);
+ChosenGroup chosen_group(std::shared_ptr<ProcessGroup> host, Device device, const GroupChoice& choice,
+                         const Sums& sums = "auto");
 
 }  // namespace sherd

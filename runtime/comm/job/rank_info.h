@@ -14,8 +14,7 @@ struct RankInfo {
   /// Among the ranks of this host.
   int local_rank = 0;
   int local_world_size = 1;
-  /// From SHERD_STORE=host:port. Without it, of torchrun on several hosts: MASTER_ADDR, and SHERD_PORT or MASTER_PORT +
-  /// 1. Else empty and 0.
+  /// From SHERD_STORE=host:port, or of torchrun on several hosts; empty and 0 without.
   std::string store_host;
   int store_port = 0;
   /// From SHERD_SECRET.

@@ -9,8 +9,7 @@ namespace sherd::cuda {
 inline constexpr std::int64_t kMaxStoredBytes = 64;
 /// Writes `bytes` <= kMaxStoredBytes of the host at `to`, in order with the stream; `from` may change at once.
 void store(cudaStream_t stream, void* to, const void* from, std::int64_t bytes);
-/// Whether this build has code that the current device runs: cudaSuccess, or CUDA's reason. `architecture` becomes that
-/// of the code, 90 for sm_90.
-cudaError_t find_code(int* architecture = nullptr);
+/// Whether this build has code that the current device runs: cudaSuccess, or CUDA's reason.
+cudaError_t find_code();
 
 }  // namespace sherd::cuda

@@ -4,7 +4,6 @@
 //   SHERD_EMULATED_GPU_SEED      order of everything that may happen in any order (default 1)
 //   SHERD_EMULATED_GPU_CAPACITY  bytes of memory of each device (default 4 GiB)
 //   SHERD_EMULATED_GPU_DEVICES   how many there are (default 4)
-//   CUDA_VISIBLE_DEVICES         which of them a process sees, as numbers: "2,0"
 //   SHERD_EMULATED_GPU_CAPABILITY  compute capability, 80 for 8.0 (default 90)
 //   SHERD_EMULATED_GPU_DRIVER    version that the driver says it is for, 12040 for 12.4 (default 13000)
 //   SHERD_EMULATED_GPU_STATE     present (default), none (cudaErrorNoDevice), no_driver (cudaErrorInsufficientDriver)
@@ -21,7 +20,6 @@
 #include <map>
 #include <set>
 #include <string>
-#include <vector>
 
 #include <cuda_runtime_api.h>
 
@@ -43,8 +41,7 @@ enum class Present { yes, no_device, no_driver };
 
 struct Configuration {
   std::uint64_t seed = 1;
-  int devices = 4;           // alike, each with memory of its own
-  std::vector<int> visible;  // which of all they are, where not all are shown
+  int devices = 4;  // alike, each with memory of its own
   std::size_t capacity = std::size_t{4} << 30;
   Present present = Present::yes;
   int major = 9, minor = 0;  // compute capability

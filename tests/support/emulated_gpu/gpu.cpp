@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
-#include <sstream>
 #include <string_view>
 
 #include <unistd.h>
@@ -39,10 +38,8 @@ Configuration default_configuration() {
   if (const char* text = variable("SHERD_EMULATED_GPU_DEVICES"))
     c.devices = static_cast<int>(std::strtol(text, nullptr, 10));
   if (const char* text = variable("CUDA_VISIBLE_DEVICES")) {
-    std::istringstream numbers(text);
-    for (std::string number; std::getline(numbers, number, ',');)
-      c.visible.push_back(static_cast<int>(std::strtol(number.c_str(), nullptr, 10)));
-    c.devices = static_cast<int>(c.visible.size());
+    const std::string shown = text;
+    c.devices = shown.empty() ? 0 : static_cast<int>(std::ranges::count(shown, ',')) + 1;
     if (c.devices == 0) c.present = Present::no_device;
   }
   if (const char* text = variable("SHERD_EMULATED_GPU_STATE")) {

@@ -1,7 +1,10 @@
 // The runtime API of the emulated devices: devices, versions, errors.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <sstream>
+#include <string>
 #include <string_view>
 
 #include <unistd.h>
@@ -11,6 +14,16 @@
 using namespace sherd::cuda::emulated;
 
 namespace {
+
+/// Which of all devices a visible one is: CUDA_VISIBLE_DEVICES lists numbers.
+int number_of_all(int device) {
+  const char* const text = std::getenv("CUDA_VISIBLE_DEVICES");
+  std::istringstream numbers(text ? text : "");
+  std::string number;
+  for (int i = 0; std::getline(numbers, number, ','); ++i)
+    if (i == device) return static_cast<int>(std::strtol(number.c_str(), nullptr, 10));
+  return device;
+}
 
 struct ErrorText {
   cudaError_t status;
@@ -132,9 +145,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     (void)gethostname(host, sizeof host - 1);
     const std::size_t name = std::hash<std::string_view>()(host);
     std::memcpy(properties->uuid.bytes, &name, sizeof name);
-    const std::vector<int>& visible = g.configuration.visible;
-    properties->uuid.bytes[15] =
-        static_cast<char>(visible.empty() ? device : visible[static_cast<std::size_t>(device)]);
+    properties->uuid.bytes[15] = static_cast<char>(number_of_all(device));
     properties->totalGlobalMem = g.configuration.capacity;
     properties->sharedMemPerBlock = 48 * 1024;
     properties->sharedMemPerBlockOptin = 227 * 1024;
