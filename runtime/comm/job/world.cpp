@@ -11,6 +11,7 @@
 #include "runtime/comm/hosts/store_group.h"
 #include "runtime/comm/job/hosts.h"
 #include "runtime/comm/job/rank.h"
+#include "runtime/comm/job/shared_picks.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/os/instruction_level.h"
@@ -61,6 +62,10 @@ std::shared_ptr<ProcessGroup> connect_world(const WorldOptions& options) {
   }
   if (rank.world_size == 1) return make_single_group();
   auto world = std::make_shared<ConnectedWorld>();
+  picks_of_rank().share_by(share_over([weak = std::weak_ptr(world)] {
+    const auto alive = weak.lock();
+    return alive ? std::shared_ptr<Store>(alive, alive->store.get()) : nullptr;
+  }));
   const auto deadline = std::chrono::ceil<std::chrono::milliseconds>(options.deadline);
   const auto silence = std::min(deadline, std::chrono::ceil<std::chrono::milliseconds>(options.silence));
   world->store = connect_store(rank, silence, options.notice);  // whoever hosts it has given no sign of life

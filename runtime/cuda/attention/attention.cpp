@@ -6,6 +6,7 @@
 
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/kernels.h"
+#include "runtime/exec/picks.h"
 #include "runtime/op/rows/attention_attrs.h"
 #include "runtime/os/settings.h"
 
@@ -70,8 +71,11 @@ constexpr std::pair<std::string_view, AttentionChoice> kChoices[] = {
 
 }  // namespace
 
-AttentionChoice attention_choice(const std::string& asked) {
-  if (asked.empty()) return AttentionChoice::fast;
+AttentionChoice attention_choice(const std::string& asked, bool is_reproducible) {
+  if (asked.empty()) return is_reproducible ? AttentionChoice::deterministic : AttentionChoice::fast;
+  check(!is_reproducible || asked != "fast",
+        "SHERD_ATTENTION is fast, whose backward sums in no fixed order, and the run is to be reproducible "
+        "(--reproducible, SHERD_REPRODUCIBLE): take deterministic or own, or leave it out");
   for (const auto& [text, choice] : kChoices)
     if (asked == text) return choice;
   fail("SHERD_ATTENTION is {}; it can be fast, deterministic or own", asked);
@@ -79,7 +83,7 @@ AttentionChoice attention_choice(const std::string& asked) {
 
 std::string describe_attention() {
   std::string asked = requested_attention();
-  if (asked.empty()) asked = "fast";
+  if (asked.empty()) asked = is_requested_reproducible() ? "deterministic" : "fast";
   const std::string cudnn = describe_cudnn();
   const bool own = asked == "own" || cudnn.starts_with("none");
   return fmt::format(
@@ -87,7 +91,8 @@ std::string describe_attention() {
       asked == "fast" && !own ? ", whose backward sums in no fixed order; the others repeat their bits" : "");
 }
 
-Attention::Attention(Context& context) : context_(context), choice_(attention_choice(requested_attention())) {}
+Attention::Attention(Context& context)
+    : context_(context), choice_(attention_choice(requested_attention(), picks_of_rank().is_reproducible)) {}
 
 AttentionLibrary* Attention::library() {
   if (choice_ == AttentionChoice::own) return nullptr;

@@ -14,8 +14,9 @@ enum class AttentionChoice : std::uint8_t {
   deterministic,  ///< cuDNN where it applies, with fixed orders: b h tq tk elements of workspace in backward
   own,            ///< own kernels only; fixed orders
 };
-/// "fast" (or ""), "deterministic", "own". Throws Error on anything else.
-AttentionChoice attention_choice(const std::string& asked);
+/// "fast", "deterministic", "own"; "": fast, or deterministic where bits are to be reproducible. Throws Error on
+/// anything else, and on fast there.
+AttentionChoice attention_choice(const std::string& asked, bool is_reproducible = false);
 /// A line of `sherd info`.
 std::string describe_attention();
 

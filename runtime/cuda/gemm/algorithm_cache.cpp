@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <string_view>
+#include <utility>
 
 #include "runtime/cuda/device/check.h"
 #include "runtime/os/descriptor.h"
@@ -23,12 +24,6 @@ constexpr const char* kFolder = "matmul";
 constexpr std::size_t kMaxBytes = std::size_t{4} << 20;  // some ten thousand problems
 constexpr std::size_t kWords = sizeof(cublasLtMatmulAlgo_t) / sizeof(std::uint64_t);
 constexpr std::size_t kHexDigits = 16;  // of a word
-
-std::string to_hex(const cublasLtMatmulAlgo_t& algo) {
-  std::string text;
-  for (const std::uint64_t word : algo.data) text += fmt::format("{:016x}", word);
-  return text;
-}
 
 // "problem = algorithm checksum"
 std::string line_of(const std::string& problem, const std::string& algorithm) {
@@ -55,6 +50,23 @@ std::string_view take_line(std::string_view& rest) {
 }
 
 }  // namespace
+
+std::string to_text(const GemmAlgorithm& algorithm) {
+  std::string text;
+  for (const std::uint64_t word : algorithm.algo.data) text += fmt::format("{:016x}", word);
+  return text;
+}
+
+std::optional<GemmAlgorithm> algorithm_from_text(const std::string& text) {
+  if (text.size() != kWords * kHexDigits) return std::nullopt;
+  GemmAlgorithm algorithm;
+  for (std::size_t i = 0; i < kWords; ++i) {
+    const auto word = number_of<std::uint64_t>(std::string_view(text).substr(i * kHexDigits, kHexDigits), 16);
+    if (!word) return std::nullopt;
+    algorithm.algo.data[i] = *word;
+  }
+  return algorithm;
+}
 
 AlgorithmCache::AlgorithmCache(const std::string& folder, std::string machine) : machine_(std::move(machine)) {
   if (folder.empty()) return;
@@ -117,18 +129,12 @@ AlgorithmCache::Entries AlgorithmCache::read() {
 
 std::optional<GemmAlgorithm> AlgorithmCache::find(const std::string& problem) const {
   const auto found = entries_.find(problem);
-  if (found == entries_.end()) return std::nullopt;
-  GemmAlgorithm algorithm;
-  for (std::size_t i = 0; i < kWords; ++i) {
-    const auto word = number_of<std::uint64_t>(std::string_view(found->second).substr(i * kHexDigits, kHexDigits), 16);
-    if (!word) return std::nullopt;
-    algorithm.algo.data[i] = *word;
-  }
-  return algorithm;
+  return found == entries_.end() ? std::nullopt : algorithm_from_text(found->second);
 }
 
 void AlgorithmCache::keep(const std::string& problem, const GemmAlgorithm& algorithm) {
-  entries_[problem] = to_hex(algorithm.algo);
+  const std::string text = to_text(algorithm);
+  if (std::exchange(entries_[problem], text) == text) return;
   if (path_.empty() || !writable_) return;
   Entries all = entries_;
   all.merge(read());  // of other processes

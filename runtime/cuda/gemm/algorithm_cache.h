@@ -16,6 +16,10 @@
 
 namespace sherd::cuda {
 
+/// An algorithm as text, and back; the workspace's size is not in it.
+std::string to_text(const GemmAlgorithm& algorithm);
+std::optional<GemmAlgorithm> algorithm_from_text(const std::string& text);
+
 class AlgorithmCache {
  public:
   /// Reads what is there. `machine` is one line; an empty `folder` keeps nothing.
@@ -31,6 +35,7 @@ class AlgorithmCache {
   const std::string& trouble() const { return trouble_; }
   /// Path of the file; empty without a folder.
   const std::string& path() const { return path_; }
+  const std::string& machine() const { return machine_; }
 
  private:
   using Entries = std::map<std::string, std::string>;  // problem -> algorithm in hexadecimal

@@ -4,6 +4,7 @@
 
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/gemm/gemm_choice.h"
+#include "runtime/exec/picks.h"
 #include "runtime/os/settings.h"
 
 namespace sherd::cuda {
@@ -28,7 +29,7 @@ void check(cublasStatus_t status, const char* what) {
 }
 
 BlasOptions requested_blas_options() {
-  BlasOptions options{.cache_folder = cache_folder()};
+  BlasOptions options{.tune = !picks_of_rank().is_reproducible, .cache_folder = cache_folder()};
   const std::string request = requested_matmul();
   for (std::string_view rest = request; !rest.empty();) {
     const std::string_view word = rest.substr(0, rest.find(','));

@@ -5,6 +5,8 @@
 
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/gemm/blas.h"
+#include "runtime/exec/picks.h"
+#include "runtime/tensor/fnv1a.h"
 #include "runtime/tensor/no_copy.h"
 
 namespace sherd::cuda {
@@ -106,29 +108,48 @@ std::optional<GemmAlgorithm> GemmChoices::choose(Context& context, const GemmPro
   Blas& blas = context.blas();
   const std::size_t limit = blas.workspace_bytes();
   const std::string key = problem.text();
-  if (tune_)
-    if (std::optional<GemmAlgorithm> kept = cache_.find(key))
-      if (plan.accepts(blas.handle(), *kept, limit)) return kept;
+  const auto accepted = [&](std::optional<GemmAlgorithm> known) {
+    return known && plan.accepts(blas.handle(), *known, limit) ? known : std::nullopt;
+  };
+  const std::string pick = fmt::format("matmul {:016x} {}", fnv1a(cache_.machine()), key);
+  Picks& picks = picks_of_rank();
+  if (tune_) {
+    if (const auto own = picks.find(pick))
+      if (const auto known = accepted(algorithm_from_text(*own))) return known;
+    if (const auto kept = context.is_recording() ? accepted(cache_.find(key)) : std::nullopt) return kept;
+  }
   const std::vector<GemmAlgorithm> candidates = plan.candidates(blas.handle(), limit, kCandidates, operands.bias);
   if (candidates.empty()) return std::nullopt;
-  if (!tune_ || context.is_recording()) return candidates.front();
-  if (candidates.size() == 1) return candidates.front();
+  if (!tune_ || context.is_recording() || candidates.size() == 1) return candidates.front();
+  const std::string chosen = picks.find_or_make(pick, [&] {
+    if (const auto kept = accepted(cache_.find(key))) return to_text(*kept);
+    const auto best = fastest_of(context, problem, plan, operands, candidates);
+    return best ? to_text(*best) : "";
+  });
+  const std::optional<GemmAlgorithm> known = accepted(algorithm_from_text(chosen));
+  if (known) cache_.keep(key, *known);
+  return known ? known : candidates.front();
+}
+
+std::optional<GemmAlgorithm> GemmChoices::fastest_of(Context& context, const GemmProblem& problem, const GemmPlan& plan,
+                                                     const GemmOperands& operands,
+                                                     const std::vector<GemmAlgorithm>& candidates) {
+  Blas& blas = context.blas();
   // Every trial writes C. Where C is added to, trials write elsewhere; without memory for that the favourite must do.
   std::optional<Workspace> elsewhere;
   GemmOperands trial = operands;
   if (problem.accumulate) {
     try {
       elsewhere.emplace(context, extent_bytes(problem));
-    } catch (const OutOfMemory&) { return candidates.front(); }
+    } catch (const OutOfMemory&) { return std::nullopt; }
     trial.c = elsewhere->data();
   }
   const cudaStream_t stream = context.stream();
   context.log().add("cuBLASLt products, timed", context.log().row());
-  const std::size_t best = fastest(stream, candidates, [&](const GemmAlgorithm& algorithm) {
+  const std::size_t limit = blas.workspace_bytes();
+  return candidates[fastest(stream, candidates, [&](const GemmAlgorithm& algorithm) {
     return plan.run(blas.handle(), algorithm, trial, blas.workspace(), limit, stream) == CUBLAS_STATUS_SUCCESS;
-  });
-  cache_.keep(key, candidates[best]);
-  return candidates[best];
+  })];
 }
 
 }  // namespace sherd::cuda

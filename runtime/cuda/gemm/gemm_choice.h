@@ -1,9 +1,9 @@
 #pragma once
 // Which of cuBLASLt's algorithms solves a problem. The library's favourite is often not the fastest, so the first call
 // of a problem times a few candidates on the device, with the call's own operands. A choice stays for the life of the
-// context, so that equal calls give equal bits, and on disk for later processes:
+// context, so that equal calls give equal bits, is the whole job's (exec/picks.h), and stays on disk for later jobs:
 //
-//   memory -> disk -> candidates, timed | in a recording, or untimed by request: the library's favourite
+//   memory -> the job -> disk -> candidates, timed | in a recording, or untimed by request: the library's favourite
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -33,6 +33,8 @@ class GemmChoices {
  private:
   std::optional<GemmAlgorithm> choose(Context& context, const GemmProblem& problem, const GemmPlan& plan,
                                       const GemmOperands& operands);
+  std::optional<GemmAlgorithm> fastest_of(Context& context, const GemmProblem& problem, const GemmPlan& plan,
+                                          const GemmOperands& operands, const std::vector<GemmAlgorithm>& candidates);
 
   const bool tune_;
   AlgorithmCache cache_;
