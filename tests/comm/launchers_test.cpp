@@ -115,8 +115,31 @@ TEST(DiscoverRank, SherdRun) {
 TEST(DiscoverRank, Torchrun) {
   const RankInfo info = discover(kTorchrun);
   expect_rank(info, "torchrun", 5, 8, 1, 4);
-  EXPECT_EQ(info.store_host, "");  // MASTER_PORT is torchrun's own
   EXPECT_NE(info.job, discover(with(kTorchrun, "TORCHELASTIC_RESTART_COUNT", "1")).job);
+}
+
+// MASTER_PORT is torchrun's own.
+TEST(DiscoverRank, TorchrunsRanksOfSeveralHostsMeetBesideItsMaster) {
+  const auto several = [](const Variables& more) {
+    return discover(merge(with(kTorchrun, "MASTER_ADDR", "node0"), more));
+  };
+  const RankInfo beside = several({{"MASTER_PORT", "29500"}}), chosen = several({{"SHERD_PORT", "7"}});
+  EXPECT_EQ(beside.store_host, "node0");
+  EXPECT_EQ(beside.store_port, 29501);
+  EXPECT_EQ(chosen.store_port, 7);
+  EXPECT_EQ(several({{"SHERD_STORE", "node1:9"}}).store_host, "node1");
+  for (const auto& wrong : {Variables{{"MASTER_PORT", "65535"}}, Variables{{"MASTER_PORT", "x"}}})
+    expect_error([&] { several(wrong); },
+                 {"MASTER_PORT='" + wrong.at("MASTER_PORT") + "'", "SHERD_PORT", "MASTER_ADDR"});
+  expect_error([&] { several({{"SHERD_PORT", "0"}}); }, {"SHERD_PORT='0'"});
+  EXPECT_EQ(discover(without(kTorchrun, "MASTER_ADDR")).store_host, "");
+  const Variables one_host = {{"RANK", "1"},
+                              {"WORLD_SIZE", "2"},
+                              {"LOCAL_RANK", "1"},
+                              {"LOCAL_WORLD_SIZE", "2"},
+                              {"MASTER_ADDR", "node0"},
+                              {"MASTER_PORT", "29500"}};
+  EXPECT_EQ(discover(one_host).store_host, "") << "they find each other by a file";
 }
 
 TEST(DiscoverRank, OpenMpi) {

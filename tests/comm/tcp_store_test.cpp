@@ -160,6 +160,29 @@ TEST(TcpStore, SetThenGetFromAnotherClient) {
   EXPECT_EQ(b.get("key", 1s), "");
 }
 
+TEST(TcpStore, AnErasedKeyIsNotSet) {
+  const TcpStoreServer server(default_server());
+  TcpStore a(client_of(server)), b(client_of(server));
+  a.set("key", "value");
+  b.erase("key");
+  b.erase("key");
+  EXPECT_THROW(a.get("key", 0ms), KeyNotSet);
+  EXPECT_EQ(a.add("key", 2), 2);
+}
+
+TEST(TcpStore, TheEndOfAConnectionSetsWhatItWasGivenLast) {
+  const TcpStoreServer server(default_server());
+  TcpStore reader(client_of(server));
+  {
+    TcpStore leaving(client_of(server));
+    leaving.set_at_end("other", "not this");
+    leaving.set_at_end("gone", "rank 3 has left");
+    EXPECT_THROW(reader.get("gone", 0ms), KeyNotSet);
+  }
+  EXPECT_EQ(reader.get("gone", 5s), "rank 3 has left");
+  EXPECT_THROW(reader.get("other", 0ms), KeyNotSet);
+}
+
 TEST(TcpStore, GetWaitsForTheKey) {
   const TcpStoreServer server(default_server());
   TcpStore reader(client_of(server)), writer(client_of(server));

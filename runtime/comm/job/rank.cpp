@@ -41,6 +41,7 @@ void read_restart(const Environment& environment, RankInfo* info) {
 
 /// Under torchrun rank 0 is on the host that MASTER_ADDR names; MASTER_PORT is torchrun's own.
 void read_master(const Environment& environment, RankInfo* info) {
+  if (text_of(environment, "MASTER_ADDR").empty()) return;
   const std::string asked = text_of(environment, "SHERD_PORT"), masters = text_of(environment, "MASTER_PORT");
   const std::optional<int> port = number_of<int>(asked.empty() ? masters : asked);
   const int own = port.value_or(0) + (asked.empty() ? 1 : 0);
