@@ -71,7 +71,7 @@ int run_info(std::span<const std::string_view> args) {
                          "ops              {} rows\n"
                          "devices          cpu, meta{}\n"
                          "{}"
-                         "process groups   thread, shm\n"
+                         "process groups   thread, shm; of GPUs nccl, staged; of several hosts store\n"
                          "launcher         {}\n",
                          kVersion, cpu_model(), format_bytes(memory), cpus, kernel_levels(), matrix_engines(),
                          op_table().rows().size(),

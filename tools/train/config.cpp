@@ -151,6 +151,15 @@ void bind_saves(ConfigTable& table, TrainConfig& c) {
 void bind_ranks(ConfigTable& table, TrainConfig& c) {
   using enum KeyRole;
   table.add("group", text_field(c.group), kGroupHelp, invocation);
+  table.add(
+      "sums", text_field(c.sums),
+      "how floats of ranks are added: ordered, as a tree, to the bits of CPUs; fast, as NCCL likes; auto: ordered, "
+      "but with more than 8 ranks or several hosts where NCCL has them",
+      rounding);
+  table.add("reproducible", &c.reproducible,
+            "the same bits on the same kind of machine, whoever starts the run: no algorithm is picked by timing, "
+            "attention and sums have fixed orders",
+            rounding);
   table.add("mesh", text_field(c.plan.mesh),
             "ranks as axes, slowest first: replicate=2,dp=2,tp=2; dp shards, tp shards matrices; empty: dp over all, "
             "for hybrid strategies over those of a host",
@@ -312,6 +321,9 @@ void check_run(const TrainConfig& c) {
         c.trace_steps.text());
   nn::check_plan(c.plan);
   check_captured(c);
+  check(
+      !c.reproducible || c.sums.text() != "fast",
+      "sums = fast adds in NCCL's order, which differs between its versions and machines; reproducible needs ordered");
   check(c.deadline > 0 && c.deadline < 1e9, "deadline must be a positive number of seconds, got {}", c.deadline);
   check(c.frozen_after > 0 && c.frozen_after < 1e9, "frozen_after must be a positive number of seconds, got {}",
         c.frozen_after);

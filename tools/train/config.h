@@ -70,6 +70,8 @@ struct TrainConfig {
 
   // ---- ranks ----
   GroupChoice group = "auto";
+  Sums sums = "auto";
+  bool reproducible = false;
   Links link;
   double deadline = 300;
   double frozen_after = 60;

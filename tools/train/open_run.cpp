@@ -8,6 +8,7 @@
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/picks.h"
 #include "runtime/exec/running_op.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
@@ -82,6 +83,11 @@ void say_what_changes(const Run& run, const ckpt::Manifest& save, const TrainCon
         "it was trained when ranks were added one after the other; they are added as a tree now, so on {} ranks "
         "later steps differ by rounding from that program's",
         ranks));
+  const auto sums = save.state.find(kSumsOfSave);
+  const bool was_fast = sums != save.state.end() && sums->second == ckpt::StateValue(std::string(kFastSums));
+  if (was_fast != !run.group->abilities().ordered_sum)
+    say(fmt::format("it was trained with sums {}, and goes on with sums {}: later steps differ by rounding",
+                    was_fast ? "in NCCL's order" : "as a tree", was_fast ? "as a tree" : "in NCCL's order"));
   const std::int64_t before = saved.optimizer.decay_steps, now = config.optimizer.decay_steps;
   if (before == now || config.optimizer.min_lr == config.optimizer.lr) return;
   const std::int64_t end = std::min(config.steps, std::max(before, now) + 1);  // both plans are over there
@@ -136,6 +142,9 @@ void RunStart::open() {
   run_.regroup.take_over(run_.state, *run_.saves, group_);
   if (!config_.resume.empty())
     resumed_ = ckpt::open_newest_good(config_.resume, group_, ckpt::Verify::files, say_on_stderr);
+  if (resumed_ && run_.device != Device::cpu())
+    if (const auto kept = resumed_->manifest().state.find(kPicksOfSave); kept != resumed_->manifest().state.end())
+      picks_of_rank().load(std::get<std::string>(kept->second));
   open_data();
   config_.vocabulary = name(run_.data->vocabulary().kind());
   if (!config_.save.empty()) claim_save_folder();
@@ -180,10 +189,18 @@ void RunStart::open_group() {
   group_.set_deadline(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(config_.deadline)));
   run_.saves.emplace(config_, group_);
+  Picks& picks = picks_of_rank();
+  picks.is_reproducible = picks.is_reproducible || config_.reproducible;
+  if (picks.is_reproducible && config_.sums.text() == "auto") config_.sums = "ordered";
+  check_together(group_, [&] {
+    check(
+        !picks.is_reproducible || config_.sums.text() != "fast",
+        "sums = fast with SHERD_REPRODUCIBLE=1: NCCL's order differs between its versions and machines; take ordered");
+  });
   check_together(group_, [&] { run_.device = open_device(config_.plan.device, group_, config_.memory_limit); });
   config_.plan.device = run_.device;
   as_usage([&] {
-    auto [group, text] = chosen_group(run_.group, run_.device, config_.group);
+    auto [group, text] = chosen_group(run_.group, run_.device, config_.group, config_.sums);
     run_.group = std::move(group);
     run_.group_text = text.empty() ? "" : text + ", ";
     run_.mesh.emplace(config_.plan.mesh, run_.group);  // its groups have the deadline of this one

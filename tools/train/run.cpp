@@ -4,8 +4,10 @@
 
 #include <algorithm>
 
+#include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/picks.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/exec/running_op.h"
 #include "runtime/exec/trace.h"
@@ -73,8 +75,15 @@ void Run::save(std::int64_t updates) {
   manifest.config = to_toml(asked);
   manifest.plan = print(asked.plan);
   data.note(manifest);
-  manifest.state[kSumsOfSave] =
-      config.plan.numerics.layout_free() ? fmt::format("tree of {} leaves", config.plan.leaves) : "tree";
+  manifest.state[kSumsOfSave] = config.plan.numerics.layout_free()
+                                    ? fmt::format("tree of {} leaves", config.plan.leaves)
+                                : group->abilities().ordered_sum ? "tree"
+                                                                 : kFastSums;
+  if (device != Device::cpu()) {
+    Picks of_all;
+    for (const std::string& own : gather_text(*group, picks_of_rank().text())) of_all.load(own);
+    manifest.state[kPicksOfSave] = of_all.text();
+  }
   saves->save(std::move(manifest), training_state());
 }
 

@@ -24,6 +24,10 @@ namespace sherd::train {
 /// In the state of a save: "tree", in which order its reductions added (docs/numerics.md). Those of before say nothing,
 /// and added ranks one after the other.
 inline constexpr const char* kSumsOfSave = "sums";
+/// ... or "fast": in the order of NCCL.
+inline constexpr const char* kFastSums = "fast";
+/// In the state of a save of GPUs: the job's picks (exec/picks.h), as a text.
+inline constexpr const char* kPicksOfSave = "picks";
 
 /// Lines of the metrics file that are known late: a run calls each once, on rank 0.
 struct LateLines {

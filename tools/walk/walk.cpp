@@ -82,6 +82,8 @@ void check_flags(const TrainConfig& c) {
               c.init_from.empty() ? "resume" : "init_from");
   check_usage(c.plan.device == Device::cpu(), "sherd walk measures ranks on CPUs; device = {} is for sherd train",
               to_string(c.plan.device));
+  check_usage(c.group == "auto" || c.group == "shm",
+              "sherd walk measures processes of this host; group = {} is for sherd train", c.group.text());
 }
 
 /// Nothing but the steps: no files, no evaluations; ranks that are processes.
