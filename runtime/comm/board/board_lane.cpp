@@ -133,6 +133,17 @@ void BoardLane::run(const Collective& call) {
   }
 }
 
+void BoardLane::meet(const Collective& collective) {
+  if (collective.op == CommOp::send || collective.op == CommOp::recv) return run_pair(collective, /*moves=*/false);
+  Fingerprint call = board_.open_call(collective.op);
+  describe(collective, call);
+  enter(collective.op, call, collective.bytes(), [&] { board_.meet(); });
+}
+
+std::string BoardLane::failure() {
+  return board_.memory().is_poisoned() ? board_.memory().poison_reason() : board_.watch().lost_peer();
+}
+
 BoardLane::Opened BoardLane::open(const Collective& call) {
   Opened opened{board_.open_call(call.op), Shares(size())};
   checked(call.op, [&] {
@@ -277,7 +288,7 @@ void BoardLane::run_swap(const Collective& collective) {
   return enter(CommOp::all_to_all, call, num_bytes, [&] { swap_parts(board_, collective.parts); });
 }
 
-void BoardLane::run_pair(const Collective& collective) {
+void BoardLane::run_pair(const Collective& collective, bool moves) {
   const CommOp op = collective.op;
   const int peer = collective.peer;
   Fingerprint call;
@@ -290,11 +301,11 @@ void BoardLane::run_pair(const Collective& collective) {
     for (const CollectivePart& part : collective.parts) {
       const void* const data = (op == CommOp::send ? part.in : part.out).address;
       add_flat(call, part, data);
-      stream.add(data, static_cast<std::size_t>(part.counts[0] * byte_size(part.dtype)));
+      if (moves) stream.add(data, static_cast<std::size_t>(part.counts[0] * byte_size(part.dtype)));
     }
     call.close();
   });
-  return enter(op, call, static_cast<std::int64_t>(stream.size()), [&] { mail.transfer(stream); }, &mail);
+  return enter(op, call, collective.bytes(), [&] { mail.transfer(stream); }, &mail);
 }
 
 void BoardLane::run_barrier() {

@@ -28,6 +28,8 @@ class BoardLane : public HostGroup {
   HostGroup& lane(int index) override;
 
   void run(const Collective& call) override;
+  void meet(const Collective& call) override;
+  std::string failure() override;
 
   std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label) override;
   void abort(std::string_view reason) override;
@@ -73,7 +75,7 @@ class BoardLane : public HostGroup {
   void run_reduce(const Collective& call);
   void run_broadcast(const Collective& call);
   void run_swap(const Collective& call);
-  void run_pair(const Collective& call);
+  void run_pair(const Collective& call, bool moves = true);
   void run_barrier();
 
   BoardGroup& group_;

@@ -109,6 +109,27 @@ std::string Watch::departed_peer(const Wait& wait) const {
   return {};
 }
 
+std::string Watch::lost_peer() const {
+  const PeerStates::Time now = BoardClock::now().time_since_epoch(), silence = memory_.options.silence;
+  const auto beat_is_older = [&](int root, PeerStates::Time limit) {
+    const PeerStates::Time beat = states_.last_beat(root);
+    return beat != PeerStates::Time(0) && now - beat > limit;
+  };
+  for (const int peer : up_to(memory_.size())) {
+    if (peer == memory_.rank()) continue;
+    const RankCell& other = memory_.head(peer);
+    const bool has_left = other.presence == RankCell::Presence::left;
+    if (memory_.options.has_died && memory_.options.has_died(peer) && !(has_left && other.exit_status == 0))
+      return fmt::format("{} {}", casualty(memory_, peer), has_left ? departure(memory_, peer) : "died");
+    const int root = memory_.root_rank(peer);
+    if (beat_is_older(root, std::max(silence, states_.patience_with(root))) &&
+        !beat_is_older(memory_.root_rank(), states_.patience_with(memory_.root_rank())))
+      return fmt::format("{} is frozen: no sign of life for {:.3g} s", casualty(memory_, peer),
+                         seconds_in(now - states_.last_beat(root)));
+  }
+  return {};
+}
+
 std::string Watch::overdue(const Wait& wait) const {
   const std::chrono::nanoseconds deadline = deadline_;
   const Silence silence = states_.silence();

@@ -33,6 +33,9 @@ class Watch {
   std::chrono::nanoseconds nap() const;
   /// Words why to give up the wait: a peer has ended; one is frozen, or the deadline has passed. Empty: it goes on.
   std::string departed_peer(const Wait& wait) const;
+  /// The same of whoever cannot come to anything more, without a wait: a process that has died or ended with an error,
+  /// or is frozen. From any thread.
+  std::string lost_peer() const;
   std::string overdue(const Wait& wait) const;
   /// Tells the user, now and then, who is missing.
   void say_missing(const Wait& wait);

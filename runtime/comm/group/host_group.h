@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -66,6 +67,13 @@ class HostGroup : public ProcessGroup {
   /// send to each other wait for each other; the deadline names both calls. Lists of a pair must agree in types and
   /// counts.
   virtual void run(const Collective& call) = 0;
+
+  /// Comes to a collective that something else moves: ends when all ranks have come (of a pair: both), and compares what
+  /// they call as run() does. Addresses do not count. counts() counts it. By default a barrier, which compares nothing.
+  virtual void meet(const Collective& call);
+  /// Why calls of the group fail, or are going to: its poison, a rank that has died or is frozen. Empty if nothing is
+  /// known. From any thread.
+  virtual std::string failure() { return {}; }
 
   using Parts = std::vector<CollectivePart>;
   void all_gather(Parts parts) { run({.op = comm::CommOp::all_gather, .parts = std::move(parts)}); }

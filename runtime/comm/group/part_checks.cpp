@@ -38,4 +38,17 @@ void check_counts(std::span<const std::int64_t> counts, int size, std::int64_t b
           "a count is {}, of {} blocks; counts must not be negative, and blocks must divide them", count, blocks);
 }
 
+void describe(const Collective& c, Fingerprint& call) {
+  for (const CollectivePart& part : c.parts) {
+    if (c.op == CommOp::all_gather) call.add_part(part.out_type(), part.counts, part.dtype, part.blocks);
+    else if (c.op == CommOp::reduce_scatter) call.add_part(part.wire_type(), part.counts, part.dtype, part.blocks);
+    else if (c.op == CommOp::all_to_all) call.add_part(part.dtype, {});
+    else call.add_part(part.dtype, part.counts);
+  }
+  if (c.op == CommOp::barrier) call.close_without_list();
+  else if (c.op == CommOp::broadcast) call.close_with_root(c.peer);
+  else if (c.op == CommOp::reduce_scatter || c.op == CommOp::all_reduce) call.close_with_reduction(c.reduction);
+  else call.close();
+}
+
 }  // namespace sherd::comm

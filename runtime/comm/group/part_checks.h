@@ -19,4 +19,7 @@ void check_source(const CollectivePart& part);
 /// ... unless there is one count for each of `size` ranks, none of them negative, which the blocks divide.
 void check_counts(std::span<const std::int64_t> counts, int size, std::int64_t blocks = 1);
 
+/// Adds the list of a call of all ranks, and closes it: what ranks compare. Nothing is checked.
+void describe(const Collective& call, Fingerprint& fingerprint);
+
 }  // namespace sherd::comm
