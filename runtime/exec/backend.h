@@ -12,17 +12,21 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "runtime/memory/allocator.h"
 #include "runtime/memory/event.h"
 #include "runtime/tensor/device.h"
+#include "runtime/tensor/error.h"
 
 namespace sherd {
 
 class OpTable;
 namespace comm {
+struct DeviceGroups;  // comm/group/device_group.h
 struct GroupKernels;  // comm/group/group_kernels.h
 }
 
@@ -121,6 +125,21 @@ class DeviceContext {
   /// After everything has run: what failed in noted work or was found wrong on the device is nobody's any more.
   virtual void drop_failures() noexcept = 0;
 
+  /// What makes bytes of the device wrong and no call of the device says: collectives that were stopped. Whoever waits
+  /// for the device is told, until it is cleared, as drop_failures() does. From any thread; may outlive the context.
+  class Failure {
+   public:
+    /// The first stays.
+    void set(const CommError& error);
+    void clear();
+    void check() const;
+
+   private:
+    mutable std::mutex mutex_;
+    std::optional<CommError> error_;
+  };
+  const std::shared_ptr<Failure> failure = std::make_shared<Failure>();
+
  protected:
   void drop_host_work() noexcept;
 
@@ -147,6 +166,8 @@ class Backend {
   virtual void register_kernels(OpTable& table) const = 0;
   /// What a group composes collectives of the device's memory from; none where nothing does.
   virtual const comm::GroupKernels* group_kernels() const { return nullptr; }
+  /// Groups over its library of collectives; none where it has none.
+  virtual const comm::DeviceGroups* device_groups() const { return nullptr; }
 };
 
 /// The backend of a device that is about to be used. Throws Error, with the reason and the remedy, if there is none.

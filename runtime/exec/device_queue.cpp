@@ -12,8 +12,24 @@
 
 namespace sherd {
 
+void DeviceContext::Failure::set(const CommError& error) {
+  const std::lock_guard lock(mutex_);
+  if (!error_) error_ = error;
+}
+
+void DeviceContext::Failure::clear() {
+  const std::lock_guard lock(mutex_);
+  error_.reset();
+}
+
+void DeviceContext::Failure::check() const {
+  const std::lock_guard lock(mutex_);
+  if (error_) throw CommError(*error_);
+}
+
 // One failure skips what is queued behind it, and all of that has the same error: it is told once.
 void DeviceContext::throw_failed_host_work() {
+  failure->check();
   std::exception_ptr first;
   for (Event& event : std::exchange(host_work_, {})) {
     if (!event.is_reached()) {
@@ -30,6 +46,7 @@ void DeviceContext::throw_failed_host_work() {
 }
 
 void DeviceContext::drop_host_work() noexcept {
+  failure->clear();
   for (const Event& event : std::exchange(host_work_, {}))
     if (event.is_reached()) event.settle();
 }

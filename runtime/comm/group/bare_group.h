@@ -43,6 +43,8 @@ class BareGroup : public PieceMover {
   /// All of `calls` as one launch; none has 0 elements. Every rank gives the same list but for addresses, save what
   /// has a peer of its own: send and recv.
   virtual void run(std::span<const BareCall> calls, Queue& queue) = 0;
+  /// All ranks are about to come to this collective of its memory; what they run next is of it. On the rank's thread.
+  virtual void announce(const Collective&, const CollectiveSite&) {}
   /// The group of the same ranks that moves host memory.
   virtual HostGroup& host() = 0;
 

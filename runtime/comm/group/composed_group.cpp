@@ -79,6 +79,7 @@ void ComposedGroup::issue(Collective call, const CollectiveSite& site) {
   const Device device = site.queue.device();
   if (!bare_->supports(device)) return host().issue(std::move(call), site);
   check_call(call);
+  bare_->announce(call, site);
 
   comm::Scratch measure;
   comm::composed_plan(call, who_, measure);
