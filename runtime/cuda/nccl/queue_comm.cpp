@@ -40,11 +40,11 @@ std::string text_of(std::span<const ListCall> calls) {
 }
 
 QueueComm::QueueComm(const NcclApi& api, const UniqueId& id, int size, int rank, QueueCommOptions options)
-    : api_(api), options_(std::move(options)), size_(size), rank_(rank) {
+    : api_(api), options_(std::move(options)), size_(size), rank_(rank), deadline_(options_.deadline) {
   Config config = config_of(api_, options_);
   const std::string what = fmt::format("a communicator of {} ranks", size_);
   try {
-    settle(api_.init_rank(&comm_, size_, id, rank_, &config), what);
+    settle(api_.init_rank(&comm_, size_, id, rank_, &config), what, options_.init_deadline);
   } catch (...) {
     if (comm_) static_cast<void>(api_.abort(comm_));
     throw;
@@ -55,19 +55,19 @@ QueueComm::~QueueComm() {
   if (comm_) static_cast<void>(api_.abort(comm_));
 }
 
-void QueueComm::fail(const std::string& what, const std::string& why) {
-  throw CommError(
-      fmt::format("NCCL {}: {}, rank {} of {}: {}: {}", version_text(api_.version), name(), rank_, size_, what, why));
+std::string QueueComm::describe(const std::string& what, const std::string& why) const {
+  return fmt::format("NCCL {}: {}, rank {} of {}: {}: {}", version_text(api_.version), name(), rank_, size_, what, why);
 }
 
 // The caller holds the mutex, or is the only one that knows the communicator.
 void QueueComm::check(Result result, const std::string& what) {
   if (!stopped_.empty()) throw CommError(stopped_);
-  if (result != Result::success && result != Result::in_progress) fail(what, api_.explain(result, comm_));
+  if (result != Result::success && result != Result::in_progress)
+    throw CommError(describe(what, api_.explain(result, comm_)));
 }
 
-void QueueComm::settle(Result result, const std::string& what) {
-  const Clock::time_point until = Clock::now() + options_.deadline;
+void QueueComm::settle(Result result, const std::string& what, std::chrono::nanoseconds deadline) {
+  const Clock::time_point until = Clock::now() + deadline;
   for (int polls = 0;; ++polls) {
     {
       const std::lock_guard lock(mutex_);
@@ -79,7 +79,7 @@ void QueueComm::settle(Result result, const std::string& what) {
       if (result == Result::success) return;
     }
     if (Clock::now() > until)
-      fail(what, fmt::format("not done after {:.1f} s: another rank has not come", seconds_of(options_.deadline)));
+      throw NotCome(describe(what, fmt::format("not done after {:.1f} s: another rank has not come", seconds_of(deadline))));
     if (polls < kPollsBeforePauses) std::this_thread::yield();
     else std::this_thread::sleep_for(kPause);
   }
@@ -109,7 +109,7 @@ void QueueComm::launch(std::span<const ListCall> calls, cudaStream_t stream) {
     const Result ended = api_.group_end();
     if (result == Result::success) result = ended;
   }
-  settle(result, what);
+  settle(result, what, deadline_);
   ++launched_;
 }
 
@@ -133,14 +133,16 @@ void QueueComm::stop(std::string_view reason) {
   static_cast<void>(api_.abort(std::exchange(comm_, nullptr)));
 }
 
+void QueueComm::finalize() {
+  const std::lock_guard lock(mutex_);
+  if (!comm_ || !stopped_.empty()) throw CommError(stopped_.empty() ? name() + " was closed before" : stopped_);
+  check(api_.finalize(comm_), "closing");
+  is_closing_ = true;
+}
+
 void QueueComm::close() {
-  Result result = Result::success;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!comm_ || !stopped_.empty()) throw CommError(stopped_.empty() ? name() + " was closed before" : stopped_);
-    result = api_.finalize(comm_);
-  }
-  settle(result, "closing");
+  if (!is_closing_ || !comm_) finalize();
+  settle(Result::in_progress, "closing", deadline_);
   const std::lock_guard lock(mutex_);
   check(api_.destroy(std::exchange(comm_, nullptr)), "closing");
 }

@@ -4,6 +4,7 @@
 //
 //   rank's thread   launch(list) -> one NCCL group, polled until it is on the stream -> then a mark may be recorded
 //   watchdog        error(), stop()
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -12,6 +13,7 @@
 #include <string_view>
 
 #include "runtime/cuda/nccl/nccl_api.h"
+#include "runtime/tensor/error.h"
 
 namespace sherd::cuda::nccl {
 
@@ -32,13 +34,20 @@ std::string text_of(std::span<const ListCall> calls);
 struct QueueCommOptions {
   std::string name;  ///< "dp gather": in messages, and in NCCL's logs
   int max_ctas = 0;  ///< blocks of the device that collectives may take; 0: as NCCL likes
-  std::chrono::nanoseconds deadline = std::chrono::seconds(300);
+  /// Limits on waits for other ranks: until a list is on its stream, and until the communicator is made.
+  std::chrono::nanoseconds deadline = std::chrono::seconds(300), init_deadline = std::chrono::seconds(60);
+};
+
+/// Another rank has not come in time: its own error says more.
+class NotCome : public CommError {
+ public:
+  using CommError::CommError;
 };
 
 class QueueComm {
  public:
   /// Joins the `size` ranks that are given `id`, on the thread's device. Collective, in one order on all ranks. Throws
-  /// CommError naming the communicator where NCCL fails or a rank does not come before the deadline.
+  /// CommError naming the communicator where NCCL fails, NotCome where a rank does not come in time.
   QueueComm(const NcclApi& api, const UniqueId& id, int size, int rank, QueueCommOptions options);
   /// Aborts, unless close() was called.
   ~QueueComm();
@@ -53,16 +62,19 @@ class QueueComm {
   /// Ends what is under way, and every later launch() throws `reason`: by ncclCommRevoke where there is one, else by
   /// ncclCommAbort. From any thread.
   void stop(std::string_view reason);
+  /// Begins to close: nothing can be launched any more. Does not wait.
+  void finalize();
   /// Waits for what is on streams, of all ranks. Collective; throws as launch() does.
   void close();
+  void set_deadline(std::chrono::nanoseconds deadline) { deadline_ = deadline; }
 
   const std::string& name() const { return options_.name; }
   std::uint64_t launched() const { return launched_; }
 
  private:
-  void settle(Result result, const std::string& what);
+  void settle(Result result, const std::string& what, std::chrono::nanoseconds deadline);
   void check(Result result, const std::string& what);
-  [[noreturn]] void fail(const std::string& what, const std::string& why);
+  std::string describe(const std::string& what, const std::string& why) const;
   Result start(const ListCall& call, cudaStream_t stream) const;
 
   const NcclApi& api_;
@@ -72,6 +84,8 @@ class QueueComm {
   Comm comm_ = nullptr;
   std::string stopped_;  // why; empty: it was not
   std::uint64_t launched_ = 0;
+  std::atomic<std::chrono::nanoseconds> deadline_;
+  bool is_closing_ = false;
 };
 
 }  // namespace sherd::cuda::nccl
