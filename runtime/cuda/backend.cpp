@@ -13,6 +13,7 @@
 #include "runtime/cuda/group/kernels.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/nccl/nccl_api.h"
+#include "runtime/cuda/nccl/nccl_group.h"
 #include "runtime/op/core/device_library.h"
 #include "runtime/op/core/layout_fingerprint.h"
 
@@ -107,6 +108,7 @@ class CudaBackend final : public Backend {
 
   void register_kernels(OpTable& table) const override { cuda::register_kernels(table); }
   const comm::GroupKernels* group_kernels() const override { return &cuda::group_kernels(); }
+  const comm::DeviceGroups* device_groups() const override { return &nccl::device_groups(); }
 
  private:
   int num_devices_ = 0;

@@ -1,0 +1,171 @@
+#include "runtime/cuda/nccl/nccl_group.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/ranges.h>
+
+#include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/bare_group.h"
+#include "runtime/comm/group/composed_group.h"
+#include "runtime/comm/group/host_group.h"
+#include "runtime/comm/group/subject.h"
+#include "runtime/cuda/device/stream.h"
+#include "runtime/cuda/nccl/rank_comms.h"
+#include "runtime/exec/context.h"
+#include "runtime/exec/device_queue.h"
+#include "runtime/os/host_name.h"
+#include "runtime/tensor/error.h"
+
+namespace sherd::cuda::nccl {
+
+namespace {
+
+using comm::BareCall;
+using comm::RankPiece;
+
+constexpr DataType kTypes[] = {DataType::float64, DataType::float32, DataType::bfloat16, DataType::float16,
+                               DataType::int64,   DataType::int32,   DataType::uint8,    DataType::uint8};
+static_assert(std::size(kTypes) == kNumDTypes);
+constexpr ListCall::Op kOps[] = {ListCall::Op::all_gather, ListCall::Op::reduce_scatter, ListCall::Op::all_reduce,
+                                 ListCall::Op::broadcast,  ListCall::Op::reduce,         ListCall::Op::send,
+                                 ListCall::Op::recv};
+constexpr RedOp kReductions[] = {RedOp::sum, RedOp::avg, RedOp::max, RedOp::min, RedOp::prod};  // by ReduceKind
+
+ListCall list_call(const BareCall& call) {
+  return {.op = kOps[static_cast<std::size_t>(call.op)],
+          .in = call.in,
+          .out = call.out,
+          .count = static_cast<std::size_t>(call.count),
+          .type = kTypes[static_cast<std::size_t>(call.dtype)],
+          .reduction = kReductions[static_cast<std::size_t>(call.kind)],
+          .peer = call.peer};
+}
+
+cudaStream_t stream_of(Queue& queue) {
+  auto& on = static_cast<DeviceQueue&>(queue);
+  (void)static_cast<Context&>(on.context()).stream();  // makes the device the thread's
+  return static_cast<Stream&>(on.stream()).handle();
+}
+
+std::string text_of(const CollectiveSite& site) {
+  if (site.subject.empty()) return fmt::format(" ({})", site.name);
+  return fmt::format(" for {}{}{} ({})", site.subject, site.part.empty() ? "" : " ", site.part, site.name);
+}
+
+class NcclGroup final : public comm::BareGroup {
+ public:
+  NcclGroup(std::shared_ptr<RankComms> comms, std::shared_ptr<ProcessGroup> host)
+      : BareGroup({host->rank(), host->size(), "nccl", host->name(), {.lists = true, .same_counts = true}}),
+        comms_(std::move(comms)),
+        host_(std::move(host)),
+        number_(comms_->add(host_)) {}
+
+  bool supports(Device device) const override { return device == comms_->device(); }
+  void announce(const Collective& call, const CollectiveSite& site) override;
+  void run(std::span<const BareCall> calls, Queue& queue) override;
+  void exchange(std::span<const RankPiece> sends, std::span<const RankPiece> receives, Queue& queue) override;
+  HostGroup& host() override { return host_->host(); }
+  std::shared_ptr<comm::BareGroup> subgroup(std::span<const int> ranks, std::string_view label) override {
+    return std::make_shared<NcclGroup>(comms_, host_->subgroup(ranks, label));
+  }
+
+  void abort(std::string_view reason) override { comms_->abort(reason); }
+  void reset() override { comms_->reset(); }
+  void set_deadline(std::chrono::nanoseconds deadline) override { comms_->set_deadline(deadline); }
+
+ private:
+  void launch(std::span<const ListCall> list, Queue& queue) {
+    comms_->launch(number_, queue.name(), list, stream_of(queue), met_, subject_);
+  }
+
+  const std::shared_ptr<RankComms> comms_;
+  const std::shared_ptr<ProcessGroup> host_;
+  const std::size_t number_;  // among the groups of `comms_`
+  // Of the call that was announced last: the lists that follow are its.
+  MeetingTime met_;
+  std::string subject_;
+};
+
+// The item holds the host's group, but not the communicators: those end on the rank's thread.
+void NcclGroup::announce(const Collective& call, const CollectiveSite& site) {
+  met_ = std::make_shared<std::atomic<std::int64_t>>(0);
+  subject_ = text_of(site);
+  HostGroup& lane = host().lane(site.queue.name());
+  RankContext::current()
+      .queue(site.queue.name())
+      .submit({.name = site.name,
+               .subject = site.subject,
+               .bytes = call.bytes(),
+               .run =
+                   [met = met_, host = host_, &lane, call, comms = std::weak_ptr(comms_),
+                    subject = std::string(site.subject), part = std::string(site.part)] {
+                     const comm::SubjectScope scope(subject, part);
+                     try {
+                       lane.meet(call);
+                       *met = Watchdog::now();
+                     } catch (const Error& error) {
+                       if (const auto here = comms.lock()) here->fail(CommError(error.message()));
+                     }
+                   },
+               .abort = [host = host_](std::string_view reason) { host->abort(reason); }});
+}
+
+void NcclGroup::run(std::span<const BareCall> calls, Queue& queue) {
+  std::vector<ListCall> list;
+  for (const BareCall& call : calls) list.push_back(list_call(call));
+  launch(list, queue);
+}
+
+// A rank that has nothing to move comes too: its number of lists is that of the others.
+void NcclGroup::exchange(std::span<const RankPiece> sends, std::span<const RankPiece> receives, Queue& queue) {
+  std::vector<ListCall> list;
+  const auto add = [&](ListCall::Op op, const RankPiece& piece) {
+    list.push_back({.op = op,
+                    .in = piece.address,
+                    .out = piece.address,
+                    .count = static_cast<std::size_t>(piece.bytes),
+                    .type = DataType::uint8,
+                    .peer = piece.peer});
+  };
+  for (const RankPiece& piece : sends) add(ListCall::Op::send, piece);
+  for (const RankPiece& piece : receives) add(ListCall::Op::recv, piece);
+  launch(list, queue);
+}
+
+SumsBy usual_sums(ProcessGroup& host) {
+  constexpr int kMostOrdered = 8;
+  const std::vector<std::string> names = gather_text(host, host_name());
+  const bool is_one_host = std::set<std::string>(names.begin(), names.end()).size() == 1;
+  return is_one_host && host.size() <= kMostOrdered ? SumsBy::ordered : SumsBy::fast;
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<ProcessGroup> host, NcclGroupOptions options) {
+  return make_nccl_group(nccl_api(), std::move(host), std::move(options));
+}
+
+std::shared_ptr<ProcessGroup> make_nccl_group(const NcclApi& api, std::shared_ptr<ProcessGroup> host,
+                                              NcclGroupOptions options) {
+  const SumsBy sums = options.sums ? *options.sums : usual_sums(*host);
+  agree(*host,
+        Facts{{"the order of sums", sums == SumsBy::ordered ? "ordered" : "fast"},
+              {"the list of queues", fmt::format("{}", fmt::join(options.queues, ", "))}},
+        {.what = fmt::format("ranks of {} make an NCCL group", host->name()), .remedy = "give all ranks the same options"});
+  auto comms = std::make_shared<RankComms>(api, host, std::move(options));
+  return make_composed_group(std::make_shared<NcclGroup>(std::move(comms), std::move(host)), sums);
+}
+
+const comm::DeviceGroups& device_groups() {
+  static constexpr comm::DeviceGroups kGroups{
+      .why_none = [] { return nccl_api().library.usable() ? std::string() : "NCCL: " + nccl_api().library.reason(); },
+      .make = [](std::shared_ptr<ProcessGroup> host,
+                 NcclGroupOptions options) { return make_nccl_group(std::move(host), std::move(options)); }};
+  return kGroups;
+}
+
+}  // namespace sherd::cuda::nccl
