@@ -67,32 +67,39 @@ std::map<std::string, std::string> values_of(TrainConfig config) {
   return values;
 }
 
+/// How many ranks each keep a part of what was gathered: as many as asked for, or the least that divide the shards.
+int slice_of(int shards, int asked) {
+  if (asked > 1 && asked < shards && shards % asked == 0) return asked;
+  for (int k = 2; k < shards; ++k)
+    if (shards % k == 0) return k;
+  return 0;
+}
+
 struct Axes {
   int replicate = 1, dp = 1;
-  std::string rest;  ///< ",tp=2": what no strategy changes
+  std::string rest{};  ///< ",tp=2": what no strategy changes
+  int replicas = 2;  ///< where strategies have them and the mesh none
+  int slice = 0;     ///< ranks to reshard to
   int data() const { return replicate * dp; }
 };
 
-Axes axes_of(const nn::MeshAxes& mesh, int ranks) {
-  Axes axes;
+Axes axes_of(const nn::MeshAxes& mesh, int ranks, const RowsOf& of = {}) {
+  Axes axes{.replicas = of.replicas};
   for (const DeviceMesh::Axis& axis : mesh.of(ranks)) {
     if (axis.name == "replicate") axes.replicate = axis.size;
     else if (axis.name == "dp") axes.dp = axis.size;
     else axes.rest += fmt::format(",{}={}", axis.name, axis.size);
   }
+  axes.slice = slice_of(axes.data(), of.slice);
   return axes;
 }
 
-/// With replicas where strategies have them: those of the mesh, or two.
+/// With replicas where strategies have them: those of the mesh, or as many as were asked for.
 Axes with_replicas(Axes axes) {
-  if (axes.replicate == 1 && axes.dp % 2 == 0 && axes.dp >= 4) axes = {2, axes.dp / 2, axes.rest};
+  if (axes.replicate > 1 || axes.dp % axes.replicas != 0 || axes.dp < 2 * axes.replicas) return axes;
+  axes.replicate = axes.replicas;
+  axes.dp /= axes.replicas;
   return axes;
-}
-
-int slices_of(int shards) {
-  for (int k = 2; k < shards; ++k)
-    if (shards % k == 0) return k;
-  return 0;
 }
 
 std::string replaced(std::string text, const std::string& k) {
@@ -113,7 +120,7 @@ void put_on_mesh(RowPlan& run, const Axes& axes) {
 }
 
 /// One way to set the knobs: a setting of each.
-using Choice = std::vector<const Setting*>;
+using Combination = std::vector<const Setting*>;
 
 std::vector<const Setting*> settings_of(std::string_view knob) {
   std::vector<const Setting*> settings;
@@ -131,35 +138,31 @@ bool is_of(const Setting& setting, const std::map<std::string, std::string>& bas
 
 void apply(RowPlan& run, const Setting& setting, const Axes& axes) {
   ConfigTable table = bind(run.config);
-  table.set_text(setting.key, setting.value, "sherd walk");
+  table.set_text(setting.key, setting.value, "a row");
   if (setting.key == "strategy") run.config.plan.reshard_after_forward = true;
   if (!run.config.plan.offload.any()) run.config.plan.offload_keep = 0;
   if (setting.key == "compile") run.config.plan.memory_budget = "none";
   if (!run.config.plan.compiled) run.config.passes.clear();
   if (setting.also_key.empty()) return;
-  if (setting.also_value != "K") return table.set_text(setting.also_key, setting.also_value, "sherd walk");
-  const int k = slices_of(axes.data());
-  if (k > 0) table.set_text(setting.also_key, std::to_string(k), "sherd walk");
+  if (setting.also_value != "K") return table.set_text(setting.also_key, setting.also_value, "a row");
+  if (axes.slice > 0) table.set_text(setting.also_key, std::to_string(axes.slice), "a row");
   else run.row.left_out = fmt::format("{} shards have no smaller number of ranks to reshard to", axes.data());
 }
 
 std::string name_of(const Setting& setting, const Axes& axes) {
-  if (setting.also_key == "reshard_after_forward") {
-    const int k = slices_of(axes.data());
-    return fmt::format("full_shard, reshard to {}", k > 0 ? std::to_string(k) : "fewer");
-  }
+  if (setting.also_key == "reshard_after_forward")
+    return fmt::format("full_shard, reshard to {}", axes.slice > 0 ? std::to_string(axes.slice) : "fewer");
   if (setting.key == "compile" && setting.value == "true")
     return setting.also_key.empty() ? "captured" : fmt::format("captured within {}", setting.also_value);
   return setting.key == "strategy" ? std::string(setting.value) : fmt::format("{} {}", setting.key, setting.value);
 }
 
-RowPlan row_of(const TrainConfig& base, const Choice& changes, const Axes& axes) {
+RowPlan row_of(const TrainConfig& base, const Combination& changes, const Axes& axes) {
   RowPlan run{.config = base};
   for (const Setting* setting : changes) {
     run.row.knob = setting->key;
     run.row.name += (run.row.name.empty() ? "" : ", ") + name_of(*setting, axes);
-    run.row.why +=
-        (run.row.why.empty() ? "" : "; ") + replaced(std::string(setting->why), std::to_string(slices_of(axes.data())));
+    run.row.why += (run.row.why.empty() ? "" : "; ") + replaced(std::string(setting->why), std::to_string(axes.slice));
     apply(run, *setting, axes);
   }
   put_on_mesh(run, axes);
@@ -170,13 +173,13 @@ RowPlan row_of(const TrainConfig& base, const Choice& changes, const Axes& axes)
   return run;
 }
 
-std::vector<Choice> combinations(const std::vector<std::vector<const Setting*>>& knobs) {
-  std::vector<Choice> all{{}};
+std::vector<Combination> combinations(const std::vector<std::vector<const Setting*>>& knobs) {
+  std::vector<Combination> all{{}};
   for (const auto& settings : knobs) {
-    std::vector<Choice> longer;
-    for (const Choice& choice : all)
+    std::vector<Combination> longer;
+    for (const Combination& one : all)
       for (const Setting* setting : settings) {
-        longer.push_back(choice);
+        longer.push_back(one);
         longer.back().push_back(setting);
       }
     all = std::move(longer);
@@ -197,24 +200,24 @@ RowPlan default_row(const TrainConfig& base, const Axes& axes, const std::map<st
 
 }  // namespace
 
-std::vector<RowPlan> plan_rows(const TrainConfig& base, int ranks, bool all) {
-  const Axes axes = axes_of(base.plan.mesh, ranks);
+std::vector<RowPlan> plan_rows(const TrainConfig& base, int ranks, const RowsOf& of) {
+  const Axes axes = axes_of(base.plan.mesh, ranks, of);
   check(axes.data() > 1,
-        "sherd walk compares how ranks share a model, and {} has data of its own; give --ranks 2 or more, or --mesh",
+        "rows compare how ranks share a model, and {} has data of its own; give --ranks 2 or more, or --mesh",
         ranks == 1 ? "one rank" : fmt::format("of the mesh \"{}\" one rank", base.plan.mesh.text()));
   const auto values = values_of(base);
   const auto is_own = [&values](const Setting* setting) { return is_of(*setting, values); };
-  const auto changes_of = [&is_own](Choice choice) {
-    std::erase_if(choice, is_own);
-    return choice;
+  const auto is_asked = [&of](std::string_view knob) {
+    if (!of.knobs.empty()) return std::ranges::find(of.knobs, knob) != of.knobs.end();
+    return !of.combined || knob != "compile";  // capturing changes none of what combinations are about
   };
   std::vector<std::vector<const Setting*>> knobs;
-  for (const std::string_view knob : kKnobs)  // capturing changes none of what combinations are about
-    if (!all || knob != "compile") knobs.push_back(settings_of(knob));
+  for (const std::string_view knob : kKnobs)
+    if (is_asked(knob)) knobs.push_back(settings_of(knob));
   std::vector<RowPlan> rows{default_row(base, axes, values)};
-  if (all) {
-    for (const Choice& choice : combinations(knobs))
-      if (const Choice changes = changes_of(choice); !changes.empty()) {
+  if (of.combined) {
+    for (Combination changes : combinations(knobs))
+      if (std::erase_if(changes, is_own); !changes.empty()) {
         rows.push_back(row_of(base, changes, axes));
         rows.back().row.knob = "all";
       }
@@ -224,6 +227,17 @@ std::vector<RowPlan> plan_rows(const TrainConfig& base, int ranks, bool all) {
     for (const Setting* setting : settings)
       if (!is_own(setting)) rows.push_back(row_of(base, {setting}, axes));
   return rows;
+}
+
+std::string full_name(const TrainConfig& config, const TrainConfig& base) {
+  std::string name = config.plan.strategy.text();
+  if (const auto ranks = config.plan.reshard_after_forward.ranks()) name += fmt::format(", reshard to {}", *ranks);
+  if (config.plan.recompute.text() != "none") name += fmt::format(", recompute {}", config.plan.recompute.text());
+  const auto values = values_of(config), before = values_of(base);
+  for (const std::string_view knob : kKnobs)
+    if (knob != "strategy" && knob != "recompute" && values.at(std::string(knob)) != before.at(std::string(knob)))
+      name += fmt::format(", {} {}", knob, values.at(std::string(knob)));
+  return name;
 }
 
 void set_link(std::vector<RowPlan>& rows, const TrainConfig& base, int ranks, const std::string& link) {

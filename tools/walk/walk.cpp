@@ -138,7 +138,7 @@ class Walk {
     if (config_.data.empty()) config_.data = text_.emplace(made_up_text(config_.model.sequence)).path();
     as_usage([&] {
       local_batch(config_, nn::count_data_ranks(config_.plan.mesh.of(ranks_)));
-      plans_ = chosen(plan_rows(config_, ranks_, flags_.all), flags_.only);
+      plans_ = chosen(plan_rows(config_, ranks_, {.combined = flags_.all}), flags_.only);
       set_link(plans_, config_, ranks_, is_chosen() || link_ == "none" ? "" : link_);
     });
     if (!flags_.svg.empty()) {
