@@ -40,7 +40,8 @@ const PeakBytes* fullest(const Row& row) {
 
 double value_of(const Row& row, const Panel& panel) {
   if (panel.key.empty()) return fullest(row) ? static_cast<double>(fullest(row)->total) : 0;
-  return row.at(panel.key).measured.value_or(0);
+  const Cell& cell = row.at(panel.key);
+  return (row.has_run() ? cell.measured : cell.predicted).value_or(0);
 }
 
 std::string stack(const Row& row, const Panel& panel, double y, double scale) {
@@ -64,7 +65,7 @@ std::string row_of(const Row& row, const Panel& panel, double y, double scale) {
   std::string text = panel.key.empty()
                          ? stack(row, panel, y, scale)
                          : bar(panel.left, y, value * scale, "#4a4a4a", fmt::format("{}: {}", row.name, panel.title));
-  if (!panel.key.empty() && row.at(panel.key).predicted) {
+  if (!panel.key.empty() && row.has_run() && row.at(panel.key).predicted) {
     const double x = panel.left + std::min<double>(*row.at(panel.key).predicted * scale, panel.width);
     text += fmt::format(
         "<line x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1:.1f}\" y2=\"{2:.1f}\" stroke=\"#d62728\" stroke-width=\"2\"/>\n",

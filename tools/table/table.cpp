@@ -32,6 +32,9 @@ constexpr std::array kColumns{
     Column{"exposed_transfer_seconds", "exposed", Quantity::seconds},
     Column{"exposed_skew_seconds", "skew", Quantity::seconds},
     Column{"tokens_per_second", "tokens/s", Quantity::rate},
+    Column{"mfu", "MFU", Quantity::rate, false},
+    Column{"memory_bytes.state", "state", Quantity::bytes, false},
+    Column{"memory_bytes.room", "room", Quantity::bytes, false},
 };
 constexpr std::size_t kNameWidth = 28;
 constexpr double kMegabyte = 1e6;
@@ -109,6 +112,14 @@ void put(ordered_json& object, std::string_view prefix, const PeakBytes& bytes) 
   object[fmt::format("{}memory_at_peak_bytes", prefix)] = by_category(bytes.at_peak);
 }
 
+ordered_json json_of(const AxisTraffic& axis) {
+  return {{"axis", axis.axis},
+          {"fabric", axis.fabric},
+          {"calls", axis.calls},
+          {"wire_bytes", value_of(axis.wire_bytes, Quantity::bytes)},
+          {"seconds", axis.seconds}};
+}
+
 ordered_json json_of(const Row& row) {
   ordered_json object = {{"name", row.name}, {"knob", row.knob}};
   for (const auto& [key, value] : row.settings) object[key] = value;
@@ -121,6 +132,8 @@ ordered_json json_of(const Row& row) {
     if (row.has_run()) put(own, "", rank.measured);
     put(own, "predicted_", rank.predicted);
   }
+  for (const AxisTraffic& axis : row.axes) object["axes"].push_back(json_of(axis));
+  if (!row.left_out.empty()) object["left_out"] = row.left_out;
   if (!row.failure.empty()) object["failure"] = row.failure;
   object["sentence"] = row.sentence;
   return object;
@@ -156,9 +169,11 @@ std::string to_json(const Table& table) {
   ordered_json about = ordered_json::object();
   for (const auto& [key, value] : table.about) about[key] = value;
   std::string text = about.dump() + "\n";
-  for (const Row& row : table.rows) text += json_of(row).dump() + "\n";
+  for (const Row& row : table.rows) text += to_json(row);
   return text;
 }
+
+std::string to_json(const Row& row) { return json_of(row).dump() + "\n"; }
 
 nlohmann::json by_category(const CategoryBytes& bytes) {
   nlohmann::json result;

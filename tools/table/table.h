@@ -25,7 +25,8 @@ struct Column {
 };
 /// Memory of the rank that holds most: the peak of each category, in the order of MemoryCategory, and of all together;
 /// collectives of a step as one rank issues them: calls, bytes of the full tensors; seconds of a step; how long a rank
-/// waits for transfers and for ranks that come later; tokens per second of all ranks.
+/// waits for transfers and for ranks that come later; tokens per second of all ranks; MFU; state of a rank, and room
+/// that its peak leaves.
 std::span<const Column> columns();
 /// The place of a key. Error for an unknown one.
 std::size_t column(std::string_view key);
@@ -44,6 +45,12 @@ struct RankBytes {
   PeakBytes measured{}, predicted{};
 };
 
+/// What a rank sends over the links of one axis in a step.
+struct AxisTraffic {
+  std::string axis, fabric;
+  double calls = 0, wire_bytes = 0, seconds = 0;
+};
+
 struct Row {
   std::string name{};  ///< what the run is called
   std::string knob{};  ///< the setting that it tries: neighbours of one stand together
@@ -52,8 +59,9 @@ struct Row {
   std::string left_out{};                                       ///< why it is not run; else empty
   std::vector<Cell> cells = std::vector<Cell>(columns().size());
   std::vector<RankBytes> ranks{};  ///< of a row that has run, or was predicted
-  std::string failure{};           ///< why there is nothing measured; else empty
-  std::string sentence{};          ///< the row in words
+  std::vector<AxisTraffic> axes{};
+  std::string failure{};   ///< why there is nothing measured; else empty
+  std::string sentence{};  ///< the row in words
 
   bool has_run() const { return at("step_seconds").measured.has_value(); }
   Cell& at(std::string_view key) { return cells[column(key)]; }
@@ -71,6 +79,8 @@ std::string to_text(const Table& table);
 /// nested where that has a dot, and again with "predicted_" before the key where there is one; "ranks"
 /// with "memory_bytes", "memory_at_peak_bytes" and the same predicted of each; "failure" and "sentence".
 std::string to_json(const Table& table);
+/// The line of one row.
+std::string to_json(const Row& row);
 
 /// An object with a number for each category.
 nlohmann::json by_category(const CategoryBytes& bytes);
