@@ -30,18 +30,18 @@ struct Key {
   bool required = false;
 };
 
-constexpr Key<GptConfig> kGptKeys[] = {
-    {"vocab_size", &GptConfig::vocabulary, true}, {"n_positions", &GptConfig::tokens, true},
-    {"n_embd", &GptConfig::width, true},          {"n_layer", &GptConfig::layers, true},
-    {"n_head", &GptConfig::heads, true},          {"n_inner", &GptConfig::hidden},
-    {"layer_norm_epsilon", &GptConfig::norm_eps}, {"tie_word_embeddings", &GptConfig::tied_head}};
+constexpr Key<Gpt::Config> kGptKeys[] = {
+    {"vocab_size", &Gpt::Config::vocabulary, true}, {"n_positions", &Gpt::Config::tokens, true},
+    {"n_embd", &Gpt::Config::width, true},          {"n_layer", &Gpt::Config::layers, true},
+    {"n_head", &Gpt::Config::heads, true},          {"n_inner", &Gpt::Config::hidden},
+    {"layer_norm_epsilon", &Gpt::Config::norm_eps}, {"tie_word_embeddings", &Gpt::Config::tied_head}};
 
-constexpr Key<LlamaConfig> kLlamaKeys[] = {
-    {"vocab_size", &LlamaConfig::vocabulary, true},     {"max_position_embeddings", &LlamaConfig::tokens, true},
-    {"hidden_size", &LlamaConfig::width, true},         {"num_hidden_layers", &LlamaConfig::layers, true},
-    {"num_attention_heads", &LlamaConfig::heads, true}, {"num_key_value_heads", &LlamaConfig::kv_heads},
-    {"intermediate_size", &LlamaConfig::hidden, true},  {"rope_theta", &LlamaConfig::rope_theta},
-    {"rms_norm_eps", &LlamaConfig::norm_eps},           {"tie_word_embeddings", &LlamaConfig::tied_head}};
+constexpr Key<Llama::Config> kLlamaKeys[] = {
+    {"vocab_size", &Llama::Config::vocabulary, true},     {"max_position_embeddings", &Llama::Config::tokens, true},
+    {"hidden_size", &Llama::Config::width, true},         {"num_hidden_layers", &Llama::Config::layers, true},
+    {"num_attention_heads", &Llama::Config::heads, true}, {"num_key_value_heads", &Llama::Config::kv_heads},
+    {"intermediate_size", &Llama::Config::hidden, true},  {"rope_theta", &Llama::Config::rope_theta},
+    {"rms_norm_eps", &Llama::Config::norm_eps},           {"tie_word_embeddings", &Llama::Config::tied_head}};
 
 /// The only value that our models compute.
 struct Fixed {
@@ -64,8 +64,8 @@ constexpr std::array kActivations = {Activation{"gelu_new", GeluKind::tanh}, Act
 constexpr const char* kGptName = "GPT2LMHeadModel";
 constexpr const char* kLlamaName = "LlamaForCausalLM";
 
-const char* name_of(const GptConfig&) { return kGptName; }
-const char* name_of(const LlamaConfig&) { return kLlamaName; }
+const char* name_of(const Gpt::Config&) { return kGptName; }
+const char* name_of(const Llama::Config&) { return kLlamaName; }
 
 /// nullptr for a key that is missing or null.
 const json* find(const json& object, const char* key) {
@@ -108,7 +108,7 @@ void check_heads(const char* key, std::int64_t heads, const char* by_key, std::i
 }
 
 /// "rope_scaling" (transformers 4) or "rope_parameters" (5), which may also hold the base.
-void read_rope(const json& object, LlamaConfig& config) {
+void read_rope(const json& object, Llama::Config& config) {
   for (const char* name : {"rope_scaling", "rope_parameters"}) {
     const json* rope = find(object, name);
     if (!rope) continue;
@@ -128,10 +128,10 @@ void check_eps(std::string_view key, double eps) {
   check(eps > 0 && eps <= 1, "\"{}\" is {}; it must be above 0 and at most 1", key, eps);
 }
 
-GptConfig read_gpt(const json& object) {
-  GptConfig config;
+Gpt::Config read_gpt(const json& object) {
+  Gpt::Config config;
   config.gelu = GeluKind::tanh;
-  read_keys<GptConfig>(object, kGptKeys, config);
+  read_keys<Gpt::Config>(object, kGptKeys, config);
   check_fixed(object, kGptFixed);
   check_eps("layer_norm_epsilon", config.norm_eps);
   check_heads("n_embd", config.width, "n_head", config.heads);
@@ -148,10 +148,10 @@ GptConfig read_gpt(const json& object) {
   return config;
 }
 
-LlamaConfig read_llama(const json& object) {
-  LlamaConfig config;
+Llama::Config read_llama(const json& object) {
+  Llama::Config config;
   config.norm_eps = 1e-6;
-  read_keys<LlamaConfig>(object, kLlamaKeys, config);
+  read_keys<Llama::Config>(object, kLlamaKeys, config);
   check_fixed(object, kLlamaFixed);
   check_eps("rms_norm_eps", config.norm_eps);
   read_rope(object, config);
@@ -189,9 +189,9 @@ void write_fixed(std::span<const Fixed> keys, ordered_json& object) {
   for (const Fixed& key : keys) object[key.name] = key.value;
 }
 
-ordered_json to_json(const GptConfig& config) {
+ordered_json to_json(const Gpt::Config& config) {
   ordered_json object = {{"architectures", ordered_json::array({kGptName})}, {"model_type", "gpt2"}};
-  write_keys<GptConfig>(kGptKeys, config, object);
+  write_keys<Gpt::Config>(kGptKeys, config, object);
   if (config.hidden == 0) object["n_inner"] = 4 * config.width;
   write_fixed(kGptFixed, object);
   for (const Activation& known : kActivations)
@@ -200,9 +200,9 @@ ordered_json to_json(const GptConfig& config) {
   return object;
 }
 
-ordered_json to_json(const LlamaConfig& config) {
+ordered_json to_json(const Llama::Config& config) {
   ordered_json object = {{"architectures", ordered_json::array({kLlamaName})}, {"model_type", "llama"}};
-  write_keys<LlamaConfig>(kLlamaKeys, config, object);
+  write_keys<Llama::Config>(kLlamaKeys, config, object);
   if (config.kv_heads == 0) object["num_key_value_heads"] = config.heads;
   write_fixed(kLlamaFixed, object);
   object["head_dim"] = config.width / config.heads;

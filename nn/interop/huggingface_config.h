@@ -8,10 +8,10 @@
 
 namespace sherd::nn {
 
-/// GPT2LMHeadModel gives a GptConfig, LlamaForCausalLM a LlamaConfig. What is left out has the value that transformers
-/// gives it. Throws Error naming the key and its value: an unknown architecture or activation, a missing or impossible
-/// size, and everything our models do not compute (rope_scaling, attention_bias, ...). Dropout and initial values are
-/// matters of training and not read.
+/// GPT2LMHeadModel gives a Gpt::Config, LlamaForCausalLM a Llama::Config. What is left out has the value that
+/// transformers gives it. Throws Error naming the key and its value: an unknown architecture or activation, a missing
+/// or impossible size, and everything our models do not compute (rope_scaling, attention_bias, ...). Dropout and
+/// initial values are matters of training and not read.
 LanguageModelConfig config_from_huggingface(std::string_view text);
 
 /// "GPT2LMHeadModel" or "LlamaForCausalLM".

@@ -53,8 +53,8 @@ constexpr NameRule kHead = {"lm_head.weight", {"head.weight"}};
 constexpr NameTable kGptTable = {"transformer.", kGptRules, kHead, kGptIgnored};
 constexpr NameTable kLlamaTable = {"model.", kLlamaRules, kHead, kLlamaIgnored};
 
-const NameTable& table_of(const GptConfig&) { return kGptTable; }
-const NameTable& table_of(const LlamaConfig&) { return kLlamaTable; }
+const NameTable& table_of(const Gpt::Config&) { return kGptTable; }
+const NameTable& table_of(const Llama::Config&) { return kLlamaTable; }
 
 }  // namespace
 

@@ -45,7 +45,7 @@ using Parameters = std::map<std::string, const Parameter*, std::less<>>;
 /// The layer whose bias `name` would be if `config` had biases: theirs always have, and zeros are the same function.
 std::optional<std::string_view> layer_without_bias(const LanguageModelConfig& config, std::string_view name) {
   constexpr std::string_view kBias = ".bias";
-  const auto* const gpt = std::get_if<GptConfig>(&config);
+  const auto* const gpt = std::get_if<Gpt::Config>(&config);
   if (gpt == nullptr || gpt->bias || !name.ends_with(kBias)) return std::nullopt;
   name.remove_suffix(kBias.size());
   return name;

@@ -5,9 +5,9 @@
 
 namespace sherd::nn {
 
-/// For a GptBlock by itself; a plain input counts as replicated.
+/// For a Gpt::Block by itself; a plain input counts as replicated.
 Plan gpt_block_plan(const TensorParallelOptions& options = {});
 /// For a Gpt. Heads must divide by the axis; other sizes need not.
-Plan gpt_plan(const GptConfig& config, const TensorParallelOptions& options = {});
+Plan gpt_plan(const Gpt::Config& config, const TensorParallelOptions& options = {});
 
 }  // namespace sherd::nn

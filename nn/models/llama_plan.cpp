@@ -8,7 +8,7 @@ Plan llama_block_plan(const TensorParallelOptions& options) {
   return plan;
 }
 
-Plan llama_plan(const LlamaConfig& config, const TensorParallelOptions& options) {
+Plan llama_plan(const Llama::Config& config, const TensorParallelOptions& options) {
   Plan plan = with_prefix("blocks.*", llama_block_plan(options));
   add_ends(plan, options, config.tied_head);
   return plan;

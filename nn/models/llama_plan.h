@@ -11,9 +11,9 @@
 
 namespace sherd::nn {
 
-/// For a LlamaBlock by itself; a plain input counts as replicated.
+/// For a Llama::Block by itself; a plain input counts as replicated.
 Plan llama_block_plan(const TensorParallelOptions& options = {});
 /// For a Llama. Heads and key-value heads must divide by the axis; other sizes need not.
-Plan llama_plan(const LlamaConfig& config, const TensorParallelOptions& options = {});
+Plan llama_plan(const Llama::Config& config, const TensorParallelOptions& options = {});
 
 }  // namespace sherd::nn

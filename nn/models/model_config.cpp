@@ -6,10 +6,10 @@
 namespace sherd::nn {
 
 namespace {
-std::unique_ptr<LanguageModel> make(const GptConfig& config) { return std::make_unique<Gpt>(config); }
-std::unique_ptr<LanguageModel> make(const LlamaConfig& config) { return std::make_unique<Llama>(config); }
-Plan plan_of(const GptConfig& config, const TensorParallelOptions& options) { return gpt_plan(config, options); }
-Plan plan_of(const LlamaConfig& config, const TensorParallelOptions& options) { return llama_plan(config, options); }
+std::unique_ptr<LanguageModel> make(const Gpt::Config& config) { return std::make_unique<Gpt>(config); }
+std::unique_ptr<LanguageModel> make(const Llama::Config& config) { return std::make_unique<Llama>(config); }
+Plan plan_of(const Gpt::Config& config, const TensorParallelOptions& options) { return gpt_plan(config, options); }
+Plan plan_of(const Llama::Config& config, const TensorParallelOptions& options) { return llama_plan(config, options); }
 }  // namespace
 
 std::unique_ptr<LanguageModel> make_language_model(const LanguageModelConfig& config) {

@@ -9,7 +9,7 @@
 
 namespace sherd::nn {
 
-using LanguageModelConfig = std::variant<GptConfig, LlamaConfig>;
+using LanguageModelConfig = std::variant<Gpt::Config, Llama::Config>;
 
 /// On the meta device; materialize() gives it values.
 std::unique_ptr<LanguageModel> make_language_model(const LanguageModelConfig& config);

@@ -293,11 +293,11 @@ class Bench {
   nn::Attention attention_{{.width = 2, .heads = 1, .kv_heads = 1}};
   nn::GeluMlp gelu_{{.width = 2, .hidden = 4}};
   nn::SwiGluMlp swiglu_{{.width = 2, .hidden = 4}};
-  nn::GptConfig gpt_config_{.vocabulary = 4, .tokens = 2, .layers = 1, .heads = 1, .width = 4};
-  nn::LlamaConfig llama_config_{
+  nn::Gpt::Config gpt_config_{.vocabulary = 4, .tokens = 2, .layers = 1, .heads = 1, .width = 4};
+  nn::Llama::Config llama_config_{
       .vocabulary = 4, .tokens = 2, .layers = 1, .heads = 1, .kv_heads = 1, .width = 4, .hidden = 4};
-  nn::GptBlock gpt_block_{gpt_config_};
-  nn::LlamaBlock llama_block_{llama_config_};
+  nn::Gpt::Block gpt_block_{gpt_config_};
+  nn::Llama::Block llama_block_{llama_config_};
   nn::Gpt gpt_{gpt_config_};
   nn::Llama llama_{llama_config_};
   nn::Parameter parameter_{"parameter", {2, 2}, nn::Init::zeros(), DType::f32};

@@ -41,11 +41,11 @@ class PlannedTraining {
  public:
   PlannedTraining(const PlannedCase& c, const Group& group) : mesh_(group) {
     if (c.is_llama)
-      model_ = std::make_unique<nn::Llama>(nn::LlamaConfig{
+      model_ = std::make_unique<nn::Llama>(nn::Llama::Config{
           .vocabulary = kWords, .tokens = kTokens, .layers = 3, .heads = 2, .kv_heads = 1, .width = 16, .hidden = 32});
     else
-      model_ = std::make_unique<nn::Gpt>(
-          nn::GptConfig{.vocabulary = kWords, .tokens = kTokens, .layers = 3, .heads = 2, .width = 16, .dropout = 0.1});
+      model_ = std::make_unique<nn::Gpt>(nn::Gpt::Config{
+          .vocabulary = kWords, .tokens = kTokens, .layers = 3, .heads = 2, .width = 16, .dropout = 0.1});
     if (c.freezes)
       for (nn::Parameter* p : model_->blocks()[0]->parameters()) p->set_requires_grad(false);
     if (c.bf16 || c.ranks > 1) {

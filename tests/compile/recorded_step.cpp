@@ -79,19 +79,19 @@ std::unique_ptr<RecordedStep> record_model(std::shared_ptr<nn::LanguageModel> mo
 }
 
 std::unique_ptr<RecordedStep> record_mini(const Group& group) {
-  const nn::GptConfig config{
+  const nn::Gpt::Config config{
       .vocabulary = 65, .tokens = 64, .layers = 4, .heads = 4, .width = 128, .gelu = GeluKind::tanh};
   return record_model(std::make_shared<nn::Gpt>(config), 4, 64, 65, group);
 }
 
 std::unique_ptr<RecordedStep> record_bigger(const Group& group) {
-  const nn::GptConfig config{
+  const nn::Gpt::Config config{
       .vocabulary = 256, .tokens = 256, .layers = 2, .heads = 6, .width = 384, .gelu = GeluKind::tanh};
   return record_model(std::make_shared<nn::Gpt>(config), 2, 64, 256, group);
 }
 
 std::unique_ptr<RecordedStep> record_llama(const Group& group) {
-  const nn::LlamaConfig config{
+  const nn::Llama::Config config{
       .vocabulary = 17, .tokens = 8, .layers = 1, .heads = 2, .kv_heads = 1, .width = 16, .hidden = 32};
   return record_model(std::make_shared<nn::Llama>(config), 2, 8, 17, group);
 }

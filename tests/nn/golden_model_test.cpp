@@ -37,22 +37,22 @@ class GoldenModel : public ::testing::TestWithParam<std::string> {
   std::unique_ptr<LanguageModel> make() const {
     const auto integer = [this](const char* key) { return golden_.integer(name_, key); };
     if (name_ == "llama")
-      return std::make_unique<Llama>(LlamaConfig{.vocabulary = integer("vocabulary"),
-                                                 .tokens = integer("block"),
-                                                 .layers = integer("layers"),
-                                                 .heads = integer("heads"),
-                                                 .kv_heads = integer("kv_heads"),
-                                                 .width = integer("width"),
-                                                 .hidden = integer("hidden"),
-                                                 .rope_theta = golden_.number(name_, "theta"),
-                                                 .norm_eps = golden_.number(name_, "norm_eps")});
-    return std::make_unique<Gpt>(GptConfig{.vocabulary = integer("vocabulary"),
-                                           .tokens = integer("block"),
-                                           .layers = integer("layers"),
-                                           .heads = integer("heads"),
-                                           .width = integer("width"),
-                                           .bias = golden_.flag(name_, "bias"),
-                                           .norm_eps = golden_.number(name_, "norm_eps")});
+      return std::make_unique<Llama>(Llama::Config{.vocabulary = integer("vocabulary"),
+                                                   .tokens = integer("block"),
+                                                   .layers = integer("layers"),
+                                                   .heads = integer("heads"),
+                                                   .kv_heads = integer("kv_heads"),
+                                                   .width = integer("width"),
+                                                   .hidden = integer("hidden"),
+                                                   .rope_theta = golden_.number(name_, "theta"),
+                                                   .norm_eps = golden_.number(name_, "norm_eps")});
+    return std::make_unique<Gpt>(Gpt::Config{.vocabulary = integer("vocabulary"),
+                                             .tokens = integer("block"),
+                                             .layers = integer("layers"),
+                                             .heads = integer("heads"),
+                                             .width = integer("width"),
+                                             .bias = golden_.flag(name_, "bias"),
+                                             .norm_eps = golden_.number(name_, "norm_eps")});
   }
 
   Tensor golden(const std::string& key) const { return tensor_of(golden_.at(name_ + "." + key)); }

@@ -140,7 +140,7 @@ TEST_P(HuggingFace, F24_F167_ShardsLoadAndAreWrittenBackTheSame) {
 
 // Columns of a matrix on one rank, rows of those on another; of a transposed GPT-2 weight the other way round.
 TEST_P(HuggingFace, F24_F167_PartsOfTwoAxesLoadAndAreWrittenBackTheSame) {
-  const int tp = std::holds_alternative<GptConfig>(weights_.config()) ? 3 : 2;  // divides the heads
+  const int tp = std::holds_alternative<Gpt::Config>(weights_.config()) ? 3 : 2;  // divides the heads
   run_ranks(2 * tp, [&](const Group& group) {
     const DeviceMesh root(group, {{"dp", 2}, {"tp", tp}});
     auto model = make_language_model(weights_.config());
@@ -420,7 +420,7 @@ TEST(HuggingFaceShards, GhostRanksHaveNoBytesForWeightsAndNoneToSave) {
 // Zeros are the same function, and theirs has no other form. On two ranks, whose shards cut each row of weights.
 TEST(HuggingFaceSave, AGptWithoutBiasesIsWrittenWithZeros) {
   TempDir dir;
-  const GptConfig config{
+  const Gpt::Config config{
       .vocabulary = 29, .tokens = 12, .layers = 2, .heads = 2, .width = 16, .hidden = 40, .bias = false};
   const std::vector<std::int32_t> ids{3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8};
   const Tensor tokens = Tensor::from<std::int32_t>(ids, {1, 12});
@@ -437,7 +437,7 @@ TEST(HuggingFaceSave, AGptWithoutBiasesIsWrittenWithZeros) {
     });
   expect_equal_directories(dir / "new-2", dir / "new-1");
   const HuggingFaceWeights written(dir / "new-1");
-  EXPECT_TRUE(std::get<GptConfig>(written.config()).bias);
+  EXPECT_TRUE(std::get<Gpt::Config>(written.config()).bias);
   const auto again = loaded(written);
   std::int64_t biases = 0;
   for (const auto& [name, parameter] : again->named_parameters()) {
@@ -464,7 +464,7 @@ TEST(HuggingFaceSave, RefusesWhatItCannotWriteOnEveryRank) {
     expect_error([&] { save("file", weights.config(), {}); }, {"file", "not an empty folder"});
     expect_error([&] { save("file/below", weights.config(), {}); }, {"file/below", "cannot make"});
     expect_error([&] { save("new", weights.config(), {.dtype = DType::f64}); }, {"f64", "bf16"});
-    auto other = std::get<GptConfig>(weights.config());
+    auto other = std::get<Gpt::Config>(weights.config());
     other.gelu = GeluKind::erf;
     expect_error([&] { save("new", other, {.like = &weights}); }, {"gpt2", "\"activation_function\": \"gelu\""});
     save("new", weights.config(), {.dtype = DType::bf16});

@@ -22,8 +22,8 @@ using testing::same_bits;
 
 constexpr std::int64_t kV = 37, kT = 9, kB = 3;
 
-GptConfig gpt_config() { return {.vocabulary = kV, .tokens = kT, .layers = 2, .heads = 2, .width = 16}; }
-LlamaConfig llama_config() {
+Gpt::Config gpt_config() { return {.vocabulary = kV, .tokens = kT, .layers = 2, .heads = 2, .width = 16}; }
+Llama::Config llama_config() {
   return {.vocabulary = kV, .tokens = kT, .layers = 2, .heads = 4, .kv_heads = 2, .width = 16, .hidden = 24};
 }
 
@@ -154,7 +154,7 @@ double deviation(const Module& model, std::string_view name) {
 }
 
 TEST(Gpt, StartsAsGpt2Does) {
-  GptConfig config = gpt_config();
+  Gpt::Config config = gpt_config();
   config.width = 64;
   config.layers = 8;
   Gpt model(config);
@@ -179,7 +179,7 @@ TEST(Gpt, ShakespeareHasItsNumberOfParameters) {
 }
 
 TEST(Gpt, TiedHeadIsOneParameterUntiedIsTwo) {
-  GptConfig config = gpt_config();
+  Gpt::Config config = gpt_config();
   const Gpt tied(config);
   config.tied_head = false;
   const Gpt untied(config);
@@ -190,7 +190,7 @@ TEST(Gpt, TiedHeadIsOneParameterUntiedIsTwo) {
 TEST(Gpt, DropoutActsInTrainingOnlyAndFollowsTheStep) {
   const RankScope rank;
   set_seed({1});
-  GptConfig config = gpt_config();
+  Gpt::Config config = gpt_config();
   config.dropout = 0.3;
   Gpt model(config), without(gpt_config());
   model.materialize({3});

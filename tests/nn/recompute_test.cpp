@@ -38,20 +38,20 @@ class RecomputeModels : public ::testing::Test {
     set_step(0);
     std::unique_ptr<LanguageModel> model;
     if (style == "gpt")
-      model = std::make_unique<Gpt>(GptConfig{.vocabulary = kVocabulary,
-                                              .tokens = kTokens,
-                                              .layers = layers,
-                                              .heads = 4,
-                                              .width = kWidth,
-                                              .dropout = dropout});
+      model = std::make_unique<Gpt>(Gpt::Config{.vocabulary = kVocabulary,
+                                                .tokens = kTokens,
+                                                .layers = layers,
+                                                .heads = 4,
+                                                .width = kWidth,
+                                                .dropout = dropout});
     else
-      model = std::make_unique<Llama>(LlamaConfig{.vocabulary = kVocabulary,
-                                                  .tokens = kTokens,
-                                                  .layers = layers,
-                                                  .heads = 4,
-                                                  .kv_heads = 2,
-                                                  .width = kWidth,
-                                                  .hidden = 24});
+      model = std::make_unique<Llama>(Llama::Config{.vocabulary = kVocabulary,
+                                                    .tokens = kTokens,
+                                                    .layers = layers,
+                                                    .heads = 4,
+                                                    .kv_heads = 2,
+                                                    .width = kWidth,
+                                                    .hidden = 24});
     model->materialize({3});
     if (!policy.empty()) recompute_blocks(*model, recompute_policy(policy));
     return model;

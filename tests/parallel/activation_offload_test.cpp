@@ -53,14 +53,14 @@ struct ActivationCase {
   }
   nn::LanguageModelConfig config() const {
     if (llama)
-      return nn::LlamaConfig{.vocabulary = 13,
-                             .tokens = tokens,
-                             .layers = layers,
-                             .heads = 4,
-                             .kv_heads = 2,
-                             .width = 16,
-                             .hidden = hidden};
-    return nn::GptConfig{
+      return nn::Llama::Config{.vocabulary = 13,
+                               .tokens = tokens,
+                               .layers = layers,
+                               .heads = 4,
+                               .kv_heads = 2,
+                               .width = 16,
+                               .hidden = hidden};
+    return nn::Gpt::Config{
         .vocabulary = 13, .tokens = tokens, .layers = layers, .heads = 2, .width = 16, .dropout = dropout};
   }
 };

@@ -35,14 +35,14 @@ constexpr TokenSizes kSmallGpt{13, 7, 6, 11}, kSmallLlama{13, 7, 16, 17}, kLarge
 constexpr std::int64_t kSequences = 2;
 
 nn::LanguageModelConfig gpt_config(const TokenSizes& sizes) {
-  nn::GptConfig c{.vocabulary = sizes.vocabulary, .tokens = sizes.tokens, .layers = 3, .heads = 2};
+  nn::Gpt::Config c{.vocabulary = sizes.vocabulary, .tokens = sizes.tokens, .layers = 3, .heads = 2};
   c.width = sizes.width;
   c.hidden = sizes.hidden;
   c.dropout = 0.1;
   return c;
 }
 nn::LanguageModelConfig llama_config(const TokenSizes& sizes) {
-  nn::LlamaConfig c{.vocabulary = sizes.vocabulary, .tokens = sizes.tokens, .layers = 3, .heads = 4, .kv_heads = 2};
+  nn::Llama::Config c{.vocabulary = sizes.vocabulary, .tokens = sizes.tokens, .layers = 3, .heads = 4, .kv_heads = 2};
   c.width = sizes.width;
   c.hidden = sizes.hidden;
   return c;

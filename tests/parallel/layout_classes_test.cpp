@@ -31,14 +31,14 @@ using nn::TrainingPlan;
 
 constexpr std::int64_t kRowsOfBatch = 8, kTokensOfRow = 12, kIds = 61;
 
-const nn::GptConfig kTiedGptOfClasses{.vocabulary = kIds,
-                                      .tokens = kTokensOfRow,
-                                      .layers = 2,
-                                      .heads = 4,
-                                      .width = 32,
-                                      .dropout = 0.1,
-                                      .scaled_residual_init = true};
-const nn::LlamaConfig kLlamaOfClasses{
+const nn::Gpt::Config kTiedGptOfClasses{.vocabulary = kIds,
+                                        .tokens = kTokensOfRow,
+                                        .layers = 2,
+                                        .heads = 4,
+                                        .width = 32,
+                                        .dropout = 0.1,
+                                        .scaled_residual_init = true};
+const nn::Llama::Config kLlamaOfClasses{
     .vocabulary = kIds, .tokens = kTokensOfRow, .layers = 2, .heads = 4, .kv_heads = 4, .width = 32, .hidden = 48};
 
 struct RankLayout {
@@ -210,7 +210,7 @@ TEST(LayoutClasses, LeavesThatShareAPassChangeNoBit) {
   for (RankLayout& layout : all) layout.leaves_share_pass = layout.name != "1";
   all.push_back(
       {"compile recompute", 2, {.recompute = "selective", .numerics = "layout_free", .compiled = true}, 1, true});
-  nn::GptConfig gpt = kTiedGptOfClasses;
+  nn::Gpt::Config gpt = kTiedGptOfClasses;
   gpt.dropout = 0;
   for (const nn::LanguageModelConfig& architecture : std::vector<nn::LanguageModelConfig>{gpt, kLlamaOfClasses}) {
     const Classes found = classes_of(all, architecture, 6);

@@ -96,7 +96,7 @@ struct LeftTraining : LeftModel<DroppingNet> {
 /// A language model with dropout on dp x tp, whose norms' gradients are Partial over tp; two micro-batches, of which
 /// the first waits.
 struct LeftGpt : LeftModel<nn::Gpt> {
-  static nn::GptConfig config() {
+  static nn::Gpt::Config config() {
     return {.vocabulary = 11, .tokens = 4, .layers = 1, .heads = 2, .width = 4, .dropout = 0.25};
   }
   const DeviceMesh root;

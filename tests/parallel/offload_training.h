@@ -40,7 +40,7 @@ class OffloadTraining {
   OffloadTraining(const Group& group, const DeviceMesh& mesh, const OffloadCase& c, const std::string& folder)
       : case_(c), rank_(group->rank()), is_offloaded_(!folder.empty()) {
     nn::set_seed({3});
-    model = nn::make_language_model(nn::GptConfig{
+    model = nn::make_language_model(nn::Gpt::Config{
         .vocabulary = 13, .tokens = 8, .layers = 2, .heads = 2, .width = 16, .bias = true, .tied_head = true});
     nn::UnitPolicy policy = c.policy;
     if (is_offloaded_ && c.what != Offloads::optimizer)

@@ -62,7 +62,7 @@ TEST(FullyShard, F61_GradientsClearedOrZeroed) {
 TEST(FullyShard, F62_TransformerWithTiedHead) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
-      const nn::GptConfig config{
+      const nn::Gpt::Config config{
           .vocabulary = 11, .tokens = 6, .layers = 2, .heads = 2, .width = 8};  // 11 is uneven on 2, 3 and 4 ranks
       nn::Gpt model(config), reference(config);
       shard(model, DeviceMesh(group));

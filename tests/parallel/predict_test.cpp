@@ -126,7 +126,7 @@ nn::PlannedModel model_of_leaves() {
   nn::PlannedModel own = own_model();
   own.make = [] {
     return nn::make_language_model(
-        nn::GptConfig{.vocabulary = 23, .tokens = 6, .layers = 2, .heads = 2, .width = 12, .tied_head = true});
+        nn::Gpt::Config{.vocabulary = 23, .tokens = 6, .layers = 2, .heads = 2, .width = 12, .tied_head = true});
   };
   own.loss = [](nn::Module& model, std::span<const Tensor> in) {
     return static_cast<nn::LanguageModel&>(model)(in[0], in[1]);

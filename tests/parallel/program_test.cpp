@@ -86,7 +86,7 @@ TEST(ShardedProgram, ATextIsForARankThatHasItsShards) {
 }
 
 struct LlamaOnTwoAxes {
-  static constexpr nn::LlamaConfig kConfig{
+  static constexpr nn::Llama::Config kConfig{
       .vocabulary = 11, .tokens = 6, .layers = 2, .heads = 4, .kv_heads = 2, .width = 8, .hidden = 10};
   nn::Llama net{kConfig};
   std::unique_ptr<nn::AdamW> optimizer;

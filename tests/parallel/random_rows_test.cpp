@@ -255,7 +255,7 @@ TEST(FullyShard, F143_RanksDrawTheMasksOfOneRankWithProcesses) {
 
 // The rows are equal, so that only masks tell them apart.
 TEST(FullyShard, F143_GptOfTwoEqualRows) {
-  const nn::GptConfig config{.vocabulary = 11, .tokens = 6, .layers = 1, .heads = 2, .width = 8, .dropout = 0.5};
+  const nn::Gpt::Config config{.vocabulary = 11, .tokens = 6, .layers = 1, .heads = 2, .width = 8, .dropout = 0.5};
   const std::vector<std::int64_t> ids{1, 7, 3, 0, 9, 4};
   const auto logits = [&](nn::Gpt& model, std::int64_t rows) {
     std::vector<std::int64_t> all;

@@ -49,15 +49,15 @@ struct RecomputeCase {
   }
   nn::LanguageModelConfig config() const {
     if (llama)
-      return nn::LlamaConfig{.vocabulary = 13,
-                             .tokens = tokens,
-                             .layers = 3,
-                             .heads = 4,
-                             .kv_heads = 2,
-                             .width = 16,
-                             .hidden = 24,
-                             .tied_head = tied};
-    return nn::GptConfig{
+      return nn::Llama::Config{.vocabulary = 13,
+                               .tokens = tokens,
+                               .layers = 3,
+                               .heads = 4,
+                               .kv_heads = 2,
+                               .width = 16,
+                               .hidden = 24,
+                               .tied_head = tied};
+    return nn::Gpt::Config{
         .vocabulary = 13, .tokens = tokens, .layers = 3, .heads = 2, .width = 8, .tied_head = tied, .dropout = 0.2};
   }
   static constexpr std::int64_t tokens = 8;

@@ -203,7 +203,7 @@ TEST(Strategies, F39_F40_F41_BytesAreThoseOfTheFormulasWithProcesses) {
 // Llama 2 of 6.74e9 parameters on 16 ranks, of which 8 are shards where there are replicas: most held at once of
 // parameters, of what stays gathered, of gradients and of optimizer state, in 1e9 bytes.
 TEST(Strategies, F41_SevenBillionParametersOn16Ranks) {
-  const nn::LlamaConfig llama{
+  const nn::Llama::Config llama{
       .vocabulary = 32000, .tokens = 8, .layers = 32, .heads = 32, .kv_heads = 32, .width = 4096, .hidden = 11008};
   for (std::size_t i = 0; i < 2 * std::size(kStrategyRows); ++i) {
     const StrategyRow& row = kStrategyRows[i / 2];

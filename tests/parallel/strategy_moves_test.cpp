@@ -110,7 +110,7 @@ TEST(Strategies, F46_BytesAreMovedOnceToWhereTheyBelongWithProcesses) {
 // L blocks and the root.
 TEST(Strategies, F44_GathersOfATransformer) {
   constexpr std::int64_t kLayers = 3;
-  nn::GptConfig config{.vocabulary = 13, .tokens = 7, .layers = kLayers, .heads = 2};
+  nn::Gpt::Config config{.vocabulary = 13, .tokens = 7, .layers = kLayers, .heads = 2};
   config.width = 8;
   for (const StrategyCase& c : strategy_cases())
     run_ranks(c.ranks(), [&](const Group& group) {

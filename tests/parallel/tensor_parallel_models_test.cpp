@@ -25,7 +25,7 @@ using Group = std::shared_ptr<ProcessGroup>;
 using Options = nn::TensorParallelOptions;
 
 // Odd sizes wherever heads allow: the vocabulary, the hidden width, the number of tokens.
-nn::LlamaConfig llama_config() {
+nn::Llama::Config llama_config() {
   return {.vocabulary = 13,
           .tokens = 8,
           .layers = 2,
@@ -35,7 +35,7 @@ nn::LlamaConfig llama_config() {
           .hidden = 17,
           .init_std = 0.3};
 }
-nn::GptConfig gpt_config() {
+nn::Gpt::Config gpt_config() {
   return {.vocabulary = 11, .tokens = 7, .layers = 2, .heads = 2, .width = 6, .hidden = 5, .init_std = 0.3};
 }
 
@@ -100,7 +100,7 @@ TEST(TensorParallel, F157_LlamaWithRopeGroupedQueriesAndLossParallel) {
     for (bool loss : {true, false})
       for (bool tied : {false, true})
         run_ranks(2, [&](const Group& group) {
-          nn::LlamaConfig config = llama_config();
+          nn::Llama::Config config = llama_config();
           config.tied_head = tied;
           nn::Llama model(config), reference(config);
           const Options options{.sequence_parallel = sequence, .loss_parallel = loss};
@@ -114,7 +114,7 @@ TEST(TensorParallel, F157_GptWithBiasesPositionsDropoutAndTiedHead) {
   for (bool sequence : {false, true})
     for (bool loss : {true, false})
       run_ranks(2, [&](const Group& group) {
-        nn::GptConfig config = gpt_config();
+        nn::Gpt::Config config = gpt_config();
         config.dropout = 0.2;  // the mask is that of one rank
         nn::Gpt model(config), reference(config);
         const Options options{.sequence_parallel = sequence, .loss_parallel = loss};
@@ -126,7 +126,7 @@ TEST(TensorParallel, F157_GptWithBiasesPositionsDropoutAndTiedHead) {
 
 TEST(TensorParallel, F157_OneAndFourRanksAndProcesses) {
   const auto parity = [](const Group& group) {
-    nn::LlamaConfig config = llama_config();
+    nn::Llama::Config config = llama_config();
     config.kv_heads = 4;
     nn::Llama model(config), reference(config);
     expect_plan_parity(model, reference, DeviceMesh(group, "tp"), nn::llama_plan(config, {.sequence_parallel = true}),
@@ -139,12 +139,12 @@ TEST(TensorParallel, F157_OneAndFourRanksAndProcesses) {
 TEST(TensorParallel, F154_HeadsThatDoNotDivideAreRefused) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group, "tp");
-    nn::LlamaConfig config = llama_config();
+    nn::Llama::Config config = llama_config();
     config.kv_heads = 1;
     nn::Llama llama(config);
     expect_error([&] { nn::parallelize(llama, mesh, nn::llama_plan(config)); },
                  {"\"blocks.0.attn\"", "1 key-value heads", "2 ranks", "\"tp\""});
-    nn::GptConfig odd = gpt_config();
+    nn::Gpt::Config odd = gpt_config();
     odd.heads = 3;
     nn::Gpt gpt(odd);
     expect_error([&] { nn::parallelize(gpt, mesh, nn::gpt_plan(odd)); }, {"\"blocks.0.attn\"", "3 heads"});
@@ -156,7 +156,7 @@ TEST(TensorParallel, F154_HeadsThatDoNotDivideAreRefused) {
 TEST(TensorParallel, F151_BlocksCommunicateTwiceEachWay) {
   for (bool tied : {false, true})
     run_ranks(2, [&](const Group& group) {
-      nn::LlamaConfig config = llama_config();
+      nn::Llama::Config config = llama_config();
       config.tied_head = tied;
       nn::Llama model(config);
       nn::parallelize(model, DeviceMesh(group, "tp"), nn::llama_plan(config));
@@ -179,7 +179,7 @@ TEST(TensorParallel, F151_BlocksCommunicateTwiceEachWay) {
 
 TEST(TensorParallel, F152_SequenceParallelBlocksGatherAndScatterTwiceEachWay) {
   run_ranks(2, [](const Group& group) {
-    const nn::LlamaConfig config = llama_config();
+    const nn::Llama::Config config = llama_config();
     nn::Llama model(config);
     nn::parallelize(model, DeviceMesh(group, "tp"), nn::llama_plan(config, {.sequence_parallel = true}));
     model.materialize();
@@ -207,7 +207,7 @@ TEST(TensorParallel, F152_SequenceParallelBlocksGatherAndScatterTwiceEachWay) {
 TEST(TensorParallel, Bf16KeepsItsAccuracy) {
   for (bool sequence : {false, true})
     run_ranks(2, [&](const Group& group) {
-      const nn::LlamaConfig config = llama_config();
+      const nn::Llama::Config config = llama_config();
       nn::Llama model(config), reference(config);
       for (nn::Llama* m : {&model, &reference}) {
         m->materialize(nn::Seed{3});
@@ -228,7 +228,7 @@ TEST(TensorParallel, Bf16KeepsItsAccuracy) {
 
 // Bits of losses and parameters after some steps, eager or captured.
 std::vector<float> train_bits(const Group& group, bool captured) {
-  const nn::LlamaConfig config = llama_config();
+  const nn::Llama::Config config = llama_config();
   nn::Llama model(config);
   nn::parallelize(model, DeviceMesh(group, "tp"), nn::llama_plan(config, {.sequence_parallel = true}));
   model.materialize(nn::Seed{3});

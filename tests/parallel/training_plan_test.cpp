@@ -188,7 +188,7 @@ TEST(TrainingPlan, LayoutFreeRefusesWhatAddsInOtherOrders) {
   EXPECT_EQ(nn::on_ranks({.micro_batches = 3}, 2).micro_batches, 3);
 }
 
-constexpr nn::GptConfig kGpt{.vocabulary = 20, .tokens = 8, .layers = 2, .heads = 2, .width = 8, .hidden = 32};
+constexpr nn::Gpt::Config kGpt{.vocabulary = 20, .tokens = 8, .layers = 2, .heads = 2, .width = 8, .hidden = 32};
 
 // A step by the plan, and the same by the calls that a user would write.
 std::vector<float> losses(const TrainingPlan& plan, const Group& group, bool by_hand) {

@@ -56,7 +56,7 @@ void expect_model_parity(const Group& group, const Grid3& grid, const Config& co
   expect_trains_alike(spread, of_all, {.steps = 3, .max_norm = 0.5, .norm_limit = 1e-4, .value_limit = 1e-4});
 }
 
-constexpr nn::LlamaConfig kLlama{
+constexpr nn::Llama::Config kLlama{
     .vocabulary = 11, .tokens = 6, .layers = 2, .heads = 4, .kv_heads = 2, .width = 8, .hidden = 10};
 constexpr nn::TensorParallelOptions kStyles[] = {{.sequence_parallel = false, .loss_parallel = true},
                                                  {.sequence_parallel = true, .loss_parallel = true},
@@ -66,7 +66,7 @@ TEST(FullyShard, F156_LlamaOnTwoAndThreeAxes) {
   for (const Grid3& grid : {Grid3{1, 2, 2}, Grid3{2, 2, 2}})
     for (const bool tied : {false, true})
       for (const nn::TensorParallelOptions& style : kStyles) {
-        nn::LlamaConfig config = kLlama;
+        nn::Llama::Config config = kLlama;
         config.tied_head = tied;
         run_ranks(grid.ranks(), [&](const Group& group) {
           expect_model_parity<nn::Llama>(group, grid, config, nn::llama_plan(config, style));
@@ -76,7 +76,7 @@ TEST(FullyShard, F156_LlamaOnTwoAndThreeAxes) {
 
 // With dropout: what is drawn for an element does not depend on who holds it.
 TEST(FullyShard, F156_GptOnTwoAxes) {
-  const nn::GptConfig config{.vocabulary = 11, .tokens = 6, .layers = 2, .heads = 2, .width = 8, .dropout = 0.25};
+  const nn::Gpt::Config config{.vocabulary = 11, .tokens = 6, .layers = 2, .heads = 2, .width = 8, .dropout = 0.25};
   for (const nn::TensorParallelOptions& style : kStyles)
     run_ranks(4, [&](const Group& group) {
       expect_model_parity<nn::Gpt>(group, {1, 2, 2}, config, nn::gpt_plan(config, style));
@@ -86,7 +86,7 @@ TEST(FullyShard, F156_GptOnTwoAxes) {
 struct LlamaTraining {
   nn::Llama net;
   std::unique_ptr<nn::AdamW> optimizer;
-  LlamaTraining(const nn::LlamaConfig& config, const nn::TensorParallelOptions& style, const DeviceMesh& mesh)
+  LlamaTraining(const nn::Llama::Config& config, const nn::TensorParallelOptions& style, const DeviceMesh& mesh)
       : net(config) {
     nn::parallelize(net, mesh["tp"], nn::llama_plan(config, style));
     shard(net, mesh["dp"]);

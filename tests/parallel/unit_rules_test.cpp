@@ -108,7 +108,7 @@ TEST(UnitRules, F14_TiedParametersGoToTheUnitAroundTheirUsers) {
 
 TEST(UnitRules, NamesMakeUnitsOfModels) {
   run_ranks(2, [](const Group& group) {
-    const nn::GptConfig config{.vocabulary = 16, .tokens = 8, .layers = 2, .heads = 2, .width = 8};
+    const nn::Gpt::Config config{.vocabulary = 16, .tokens = 8, .layers = 2, .heads = 2, .width = 8};
     nn::Gpt reference(config);
     reference.materialize(nn::Seed{3});
     const Tensor tokens = Tensor::from<std::int64_t>({3, 1, 4, 1, 5, 9, 2, 6}, {1, 8});

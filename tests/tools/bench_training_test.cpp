@@ -23,7 +23,7 @@ using Group = std::shared_ptr<ProcessGroup>;
 nn::LanguageModelConfig config_of(const std::string& name) { return train::model_config(bench_model(name), 0); }
 
 TEST(BenchTraining, AModelIsThePeersModel) {
-  const auto mini = std::get<nn::GptConfig>(config_of("mini"));
+  const auto mini = std::get<nn::Gpt::Config>(config_of("mini"));
   EXPECT_EQ(std::tuple(mini.vocabulary, mini.tokens), std::tuple(65, 64));
   EXPECT_EQ(std::tuple(mini.layers, mini.heads, mini.width), std::tuple(4, 4, 128));
   EXPECT_TRUE(mini.hidden == 0 || mini.hidden == 4 * 128);
@@ -31,7 +31,7 @@ TEST(BenchTraining, AModelIsThePeersModel) {
   EXPECT_EQ(mini.gelu, GeluKind::tanh);
   EXPECT_EQ(std::tuple(mini.dropout, mini.norm_eps, mini.init_std), std::tuple(0.0, 1e-5, 0.02));
 
-  const auto llama = std::get<nn::LlamaConfig>(config_of("llama1b"));
+  const auto llama = std::get<nn::Llama::Config>(config_of("llama1b"));
   EXPECT_EQ(std::tuple(llama.vocabulary, llama.tokens, llama.layers, llama.width), std::tuple(128256, 4096, 16, 2048));
   EXPECT_EQ(std::tuple(llama.heads, llama.kv_heads, llama.hidden), std::tuple(16, 4, 8192));
   EXPECT_FALSE(llama.tied_head || llama.scaled_residual_init);

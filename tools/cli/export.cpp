@@ -20,7 +20,7 @@ namespace sherd {
 namespace {
 
 bool lacks_biases(const nn::LanguageModelConfig& config) {
-  const auto* const gpt = std::get_if<nn::GptConfig>(&config);
+  const auto* const gpt = std::get_if<nn::Gpt::Config>(&config);
   return gpt != nullptr && !gpt->bias;
 }
 

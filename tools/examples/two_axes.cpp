@@ -7,7 +7,7 @@
 using namespace sherd;
 
 // Sequences in which each token follows from the last. Rows `first` to `first + rows` of a step's global batch.
-std::pair<Tensor, Tensor> batch_of(int step, std::int64_t first, std::int64_t rows, const nn::LlamaConfig& config) {
+std::pair<Tensor, Tensor> batch_of(int step, std::int64_t first, std::int64_t rows, const nn::Llama::Config& config) {
   std::vector<std::int32_t> tokens, targets;
   for (std::int64_t row = first; row < first + rows; ++row) {
     std::int64_t token = (13 * step + 29 * row) % config.vocabulary;
@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
   const DeviceMesh mesh = DeviceMesh::from_launcher({{"dp", dp_ranks}, {"tp", tp_ranks}});
   const DeviceMesh dp = mesh["dp"], tp = mesh["tp"];
 
-  const nn::LlamaConfig config{
+  const nn::Llama::Config config{
       .vocabulary = 61, .tokens = 16, .layers = 2, .heads = 4, .kv_heads = 2, .width = 32, .hidden = 88};
   nn::Llama model(config);  // shapes only
   nn::parallelize(model, tp, nn::llama_plan(config, {.sequence_parallel = true}));

@@ -8,7 +8,7 @@ namespace sherd::train {
 
 namespace {
 
-TrainConfig::Model section_of(const nn::GptConfig& c) {
+TrainConfig::Model section_of(const nn::Gpt::Config& c) {
   return {.style = "gpt2",
           .layers = c.layers,
           .heads = c.heads,
@@ -23,7 +23,7 @@ TrainConfig::Model section_of(const nn::GptConfig& c) {
           .norm_eps = c.norm_eps};
 }
 
-TrainConfig::Model section_of(const nn::LlamaConfig& c) {
+TrainConfig::Model section_of(const nn::Llama::Config& c) {
   return {.style = "llama",
           .layers = c.layers,
           .heads = c.heads,
@@ -45,31 +45,31 @@ nn::LanguageModelConfig model_config(const TrainConfig::Model& m, std::int64_t d
   const std::int64_t vocabulary = m.vocabulary ? m.vocabulary : data_vocabulary;
   const std::int64_t tokens = m.positions ? m.positions : m.sequence;
   if (m.style == "gpt2")
-    return nn::GptConfig{.vocabulary = vocabulary,
-                         .tokens = tokens,
-                         .layers = m.layers,
-                         .heads = m.heads,
-                         .width = m.width,
-                         .hidden = m.hidden,
-                         .bias = m.bias,
-                         .gelu = m.gelu == "tanh" ? GeluKind::tanh : GeluKind::erf,
-                         .tied_head = m.tied_head,
-                         .dropout = m.dropout,
-                         .norm_eps = m.norm_eps,
-                         .init_std = m.init_std,
-                         .scaled_residual_init = m.scaled_residual_init};
-  return nn::LlamaConfig{.vocabulary = vocabulary,
-                         .tokens = tokens,
-                         .layers = m.layers,
-                         .heads = m.heads,
-                         .kv_heads = m.kv_heads,
-                         .width = m.width,
-                         .hidden = m.hidden,
-                         .rope_theta = m.rope_theta,
-                         .tied_head = m.tied_head,
-                         .norm_eps = m.norm_eps,
-                         .init_std = m.init_std,
-                         .scaled_residual_init = m.scaled_residual_init};
+    return nn::Gpt::Config{.vocabulary = vocabulary,
+                           .tokens = tokens,
+                           .layers = m.layers,
+                           .heads = m.heads,
+                           .width = m.width,
+                           .hidden = m.hidden,
+                           .bias = m.bias,
+                           .gelu = m.gelu == "tanh" ? GeluKind::tanh : GeluKind::erf,
+                           .tied_head = m.tied_head,
+                           .dropout = m.dropout,
+                           .norm_eps = m.norm_eps,
+                           .init_std = m.init_std,
+                           .scaled_residual_init = m.scaled_residual_init};
+  return nn::Llama::Config{.vocabulary = vocabulary,
+                           .tokens = tokens,
+                           .layers = m.layers,
+                           .heads = m.heads,
+                           .kv_heads = m.kv_heads,
+                           .width = m.width,
+                           .hidden = m.hidden,
+                           .rope_theta = m.rope_theta,
+                           .tied_head = m.tied_head,
+                           .norm_eps = m.norm_eps,
+                           .init_std = m.init_std,
+                           .scaled_residual_init = m.scaled_residual_init};
 }
 
 TrainConfig::Model model_section(const nn::LanguageModelConfig& config) {

@@ -23,7 +23,7 @@ namespace {
 
 const Device kCuda = Device::cuda(0);
 
-nn::GptConfig tiny_gpt() {
+nn::Gpt::Config tiny_gpt() {
   return {.vocabulary = 11, .tokens = 6, .layers = 1, .heads = 2, .width = 8, .bias = true, .tied_head = true};
 }
 

@@ -3,7 +3,7 @@
 using namespace sherd;
 
 int main() {
-  const nn::GptConfig config{.vocabulary = 7, .tokens = 4, .layers = 1, .heads = 1, .width = 4};
+  const nn::Gpt::Config config{.vocabulary = 7, .tokens = 4, .layers = 1, .heads = 1, .width = 4};
   const nn::TrainingPlan plan{.strategy = "shard_grad_op", .recompute = "full", .micro_batches = 2};
   nn::Gpt model(config);
   const nn::AppliedPlan applied = nn::apply(plan, {.ranks = 1, .batch = 4}, model, nn::JobMesh(plan.mesh, world_group()));

@@ -1,7 +1,7 @@
 #pragma once
 // Which modules become units of fully_shard. A rule finds them, shard_units() wraps them and the root after them:
 //
-//   shard_units(model, mesh["dp"], units_of_type<GptBlock>());        // a unit per block, the rest is the root's
+//   shard_units(model, mesh["dp"], units_of_type<Gpt::Block>());      // a unit per block, the rest is the root's
 //   shard_units(model, mesh["dp"], units_of_bytes(256 << 20));        // as few as fit, of about equal size
 //   shard_units(model, mesh["dp"], units_by("fine"));                 // by name, as `sherd train --units` does
 #include <cstdint>
