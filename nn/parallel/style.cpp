@@ -4,8 +4,8 @@
 
 namespace sherd::nn {
 
-Layouts Layouts::at(std::initializer_list<std::pair<std::size_t, Placement>> entries) {
-  Layouts layouts;
+Style::Layouts Style::Layouts::at(std::initializer_list<std::pair<std::size_t, Placement>> entries) {
+  Style::Layouts layouts;
   for (const auto& [index, placement] : entries) {
     layouts.entries_.resize(std::max(layouts.entries_.size(), index + 1));
     layouts.entries_[index] = placement;
@@ -35,7 +35,7 @@ Style rowwise(const Style::Around& p) {
 }
 
 Style sequence_parallel(int dim) {
-  const Layouts first = Layouts::at({{0, Shard(dim)}});
+  const Style::Layouts first = Style::Layouts::at({{0, Shard(dim)}});
   return {.name = "sequence_parallel", .any = Style::Layout{.from = first, .inputs = first}};
 }
 

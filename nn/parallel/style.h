@@ -16,34 +16,35 @@
 
 namespace sherd::nn {
 
-/// A placement for each argument of forward(), or for each of its results; a tensor without one passes unchanged.
-/// Negative dims count from the end. All tensors within one argument get its placement.
-class Layouts {
- public:
-  /// All pass unchanged.
-  Layouts() = default;
-  Layouts(Placement only) : entries_{only}, is_open_(false) {}  // NOLINT: {.to = Shard(1)}
-  Layouts(std::optional<Placement> only) {                      // NOLINT: unset: all pass
-    if (only) *this = Layouts(*only);
-  }
-  /// One entry per argument, in order: their number must be that of the arguments.
-  Layouts(std::initializer_list<std::optional<Placement>> entries) : entries_(entries), is_open_(false) {}
-  /// Placements at some positions, counted from 0; the other arguments pass.
-  static Layouts at(std::initializer_list<std::pair<std::size_t, Placement>> entries);
-
-  std::size_t size() const { return entries_.size(); }
-  /// Arguments past the entries pass.
-  bool is_open() const { return is_open_; }
-  std::optional<Placement> operator[](std::size_t i) const { return i < entries_.size() ? entries_[i] : std::nullopt; }
-
- private:
-  std::vector<std::optional<Placement>> entries_;
-  bool is_open_ = true;
-};
-
 /// A layout per kind of module: a layer with input features is linear, one with a vocabulary an embedding, by what it
 /// says of itself (nn/shardable.h). Applying it to a module of another kind is an Error.
 struct Style {
+  /// A placement for each argument of forward(), or for each of its results; a tensor without one passes unchanged.
+  /// Negative dims count from the end. All tensors within one argument get its placement.
+  class Layouts {
+   public:
+    /// All pass unchanged.
+    Layouts() = default;
+    Layouts(Placement only) : entries_{only}, is_open_(false) {}  // NOLINT: {.to = Shard(1)}
+    Layouts(std::optional<Placement> only) {                      // NOLINT: unset: all pass
+      if (only) *this = Layouts(*only);
+    }
+    /// One entry per argument, in order: their number must be that of the arguments.
+    Layouts(std::initializer_list<std::optional<Placement>> entries) : entries_(entries), is_open_(false) {}
+    /// Placements at some positions, counted from 0; the other arguments pass.
+    static Layouts at(std::initializer_list<std::pair<std::size_t, Placement>> entries);
+
+    std::size_t size() const { return entries_.size(); }
+    /// Arguments past the entries pass.
+    bool is_open() const { return is_open_; }
+    std::optional<Placement> operator[](std::size_t i) const {
+      return i < entries_.size() ? entries_[i] : std::nullopt;
+    }
+
+   private:
+    std::vector<std::optional<Placement>> entries_;
+    bool is_open_ = true;
+  };
   struct Layout {
     /// Which of a layer's roles (nn/shardable.h) is sharded, beside the parameters named below.
     enum class Side : std::uint8_t { none, out, in, vocabulary };

@@ -6,7 +6,7 @@
 
 namespace sherd::nn {
 
-LayoutTable::LayoutTable(const DeviceMesh& mesh, Layouts layouts)
+LayoutTable::LayoutTable(const DeviceMesh& mesh, Style::Layouts layouts)
     : mesh_(mesh), layouts_(std::move(layouts)), known_(layouts_.size()) {}
 
 const Spec* LayoutTable::at(std::size_t index, int ndim) {
@@ -19,7 +19,7 @@ const Spec* LayoutTable::at(std::size_t index, int ndim) {
 
 namespace {
 
-void check_entries(const std::string& style, const Module& module, const char* what, const Layouts& layouts,
+void check_entries(const std::string& style, const Module& module, const char* what, const Style::Layouts& layouts,
                    std::size_t count) {
   const bool fits = layouts.is_open() ? layouts.size() <= count : layouts.size() == count;
   if (fits) return;

@@ -13,14 +13,14 @@ namespace sherd::nn {
 /// Placements per argument as layouts on a mesh of one axis, made once per number of dims.
 class LayoutTable {
  public:
-  LayoutTable(const DeviceMesh& mesh, Layouts layouts);
-  const Layouts& layouts() const { return layouts_; }
+  LayoutTable(const DeviceMesh& mesh, Style::Layouts layouts);
+  const Style::Layouts& layouts() const { return layouts_; }
   /// Null: a tensor there passes unchanged. Error for a dim that it does not have.
   const Spec* at(std::size_t index, int ndim);
 
  private:
   DeviceMesh mesh_;
-  Layouts layouts_;
+  Style::Layouts layouts_;
   std::vector<std::array<const Spec*, kMaxDims + 1>> known_;  // [index][ndim]
 };
 

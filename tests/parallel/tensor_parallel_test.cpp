@@ -393,8 +393,8 @@ TEST(TensorParallel, F155_PreparedInputsAndOutputs) {
       Pairs pairs;  // by position, results as plain parts
       nn::parallelize(pairs, mesh,
                       {{"", nn::prepare_input(
-                                {.from = nn::Layouts::at({{1, Replicate()}}), .to = nn::Layouts::at({{1, Shard(0)}})})},
-                       {"", nn::prepare_output({.to = nn::Layouts::at({{1, Replicate()}}), .local = true})}});
+                                {.from = nn::Style::Layouts::at({{1, Replicate()}}), .to = nn::Style::Layouts::at({{1, Shard(0)}})})},
+                       {"", nn::prepare_output({.to = nn::Style::Layouts::at({{1, Replicate()}}), .local = true})}});
       const auto [x, y] = pairs(a, b, 3, Tensor());
       EXPECT_EQ(pairs.seen, "f32[4,6] f32[4,6]{0: tp} none");
       EXPECT_TRUE(same_bits(x, mul(a, 3)));
@@ -416,12 +416,12 @@ TEST(TensorParallel, F155_WrongNumbersOfLayoutsAndUnknownPlainTensors) {
   };
   refused(nn::prepare_input({.from = {Replicate()}, .to = {Shard(0), std::nullopt}}),
           {"prepare_input", "(model)", "1 input layouts for 4 inputs"});
-  refused(nn::prepare_input({.to = nn::Layouts::at({{7, Shard(0)}})}), {"8 input layouts for 4 inputs"});
-  refused(nn::prepare_output({.to = {Shard(0)}, .from = nn::Layouts::at({{0, Replicate()}})}),
+  refused(nn::prepare_input({.to = nn::Style::Layouts::at({{7, Shard(0)}})}), {"8 input layouts for 4 inputs"});
+  refused(nn::prepare_output({.to = {Shard(0)}, .from = nn::Style::Layouts::at({{0, Replicate()}})}),
           {"prepare_output", "1 output layouts for 2 outputs"});
-  refused(nn::prepare_input({.to = nn::Layouts::at({{1, Shard(0)}})}),
+  refused(nn::prepare_input({.to = nn::Style::Layouts::at({{1, Shard(0)}})}),
           {"input 1", "plain tensor f32[2,2]", "prepare_input", "mesh(tp=2)", "`from`"});
-  refused(nn::prepare_input({.from = nn::Layouts::at({{0, Shard(2)}})}), {"2", "dim"});
+  refused(nn::prepare_input({.from = nn::Style::Layouts::at({{0, Shard(2)}})}), {"2", "dim"});
 }
 
 TEST(TensorParallel, F155_TensorsOfAnotherMeshAreRefused) {
