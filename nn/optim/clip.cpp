@@ -235,12 +235,13 @@ Tensor layout_free_power_sum(const NormParts& parts, double p) {
   return words.defined() ? exact_total(std::move(words)) : words;
 }
 
-Tensor norm_over(const std::vector<Parameter*>& parameters, double p, ReduceOver over, NormSum sum) {
+Tensor norm_over(const std::vector<Parameter*>& parameters, double p, ReduceOver over,
+                 Tensor (*sum)(const NormParts& parts, double p)) {
   GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
   const bool is_max = std::isinf(p);
   const NormParts parts = split_by_mesh(parameters, over);
-  Tensor total = sum == NormSum::rounded ? rounded_power_sum(parts, p) : layout_free_power_sum(parts, p);
+  Tensor total = sum(parts, p);
   if (!total.defined()) return zeros({});
   if (p == 2) total = sqrt(std::move(total));
   else if (!is_max && p != 1) total = pow(std::move(total), 1 / p);
@@ -249,15 +250,21 @@ Tensor norm_over(const std::vector<Parameter*>& parameters, double p, ReduceOver
 
 }  // namespace
 
-Tensor grad_norm(const std::vector<Parameter*>& parameters, double p, NormSum sum) {
+Tensor grad_norm(const std::vector<Parameter*>& parameters, double p) {
   const PurposeScope purpose("grad_norm");
   check_each_once(parameters, "grad_norm(), which would count it twice");
-  return norm_over(parameters, p, ReduceOver::sharding_axes, sum);
+  return norm_over(parameters, p, ReduceOver::sharding_axes, rounded_power_sum);
+}
+
+Tensor layout_free_grad_norm(const std::vector<Parameter*>& parameters, double p) {
+  const PurposeScope purpose("layout_free_grad_norm");
+  check_each_once(parameters, "layout_free_grad_norm(), which would count it twice");
+  return norm_over(parameters, p, ReduceOver::sharding_axes, layout_free_power_sum);
 }
 
 Tensor agreed_grad_norm(const std::vector<Parameter*>& parameters, double p) {
   const PurposeScope purpose("agreed_grad_norm");
-  return norm_over(parameters, p, ReduceOver::all_axes, NormSum::rounded);
+  return norm_over(parameters, p, ReduceOver::all_axes, rounded_power_sum);
 }
 
 Tensor clip_factor(const Tensor& norm, double max_norm) {
@@ -266,11 +273,15 @@ Tensor clip_factor(const Tensor& norm, double max_norm) {
   return add(factor, mul(norm, 0));  // 0 x infinity is NaN
 }
 
-Tensor clip_grad_norm(Optimizer& optimizer, double max_norm, double p, NormSum sum) {
+Tensor clip_grad_norm(Optimizer& optimizer, double max_norm, double p) {
   const PurposeScope purpose("clip_grad_norm");
+  return clip_grad_norm(optimizer, max_norm,
+                        norm_over(optimizer.parameters(), p, ReduceOver::sharding_axes, rounded_power_sum));
+}
+
+Tensor clip_grad_norm(Optimizer& optimizer, double max_norm, Tensor norm) {
   GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
-  Tensor norm = norm_over(optimizer.parameters(), p, ReduceOver::sharding_axes, sum);
   optimizer.set_gradient_scale(clip_factor(norm, max_norm));
   return norm;
 }

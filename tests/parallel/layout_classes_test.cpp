@@ -105,12 +105,13 @@ std::string trained(const RankLayout& layout, const nn::LanguageModelConfig& arc
         nn::make_plan(architecture, plan.tensor_parallel));
   model->materialize(nn::Seed{3});
   nn::AdamW optimizer(model->parameters(), {.lr = 3e-3});
-  const auto sum = plan.numerics.layout_free() ? nn::NormSum::layout_free : nn::NormSum::rounded;
   int forwards = 0;
   const auto loss_of = [&](std::span<const Tensor> part) { return ++forwards, (*model)(part[0], part[1]); };
   const auto update = [&](std::span<const Tensor> in) {
     Tensor loss = forward_backward(plan, *model, in, loss_of, {.leaves_share_pass = layout.leaves_share_pass});
-    nn::clip_grad_norm(optimizer, 0.5, 2, sum);
+    const bool is_free = plan.numerics.layout_free();
+    nn::clip_grad_norm(optimizer, 0.5,
+                       (is_free ? nn::layout_free_grad_norm : nn::grad_norm)(optimizer.parameters(), 2));
     optimizer.step_and_clear();
     const GradMode off(false);
     return std::vector{all_reduce(std::move(loss), mesh.data_group(), ReduceKind::avg)};

@@ -175,15 +175,14 @@ std::vector<Tensor> TrainStep::run(std::span<const Tensor> in) {
   Tensor loss = micro_batches(in, steps_in_backward());
   GradMode off(false);
   const double clip = config_.optimizer.clip, max_norm = clip > 0 ? clip : std::numeric_limits<double>::infinity();
-  const auto norm_sum = config_.plan.numerics.layout_free() ? nn::NormSum::layout_free : nn::NormSum::rounded;
   Tensor norm, scale;
   if (scaler_) {
     scale = add(scaler_->current_scale(), 0);
     norm = scaler_->unscale(*optimizer_, max_norm);
-  } else if (options_.metrics && steps_in_backward()) {
-    norm = nn::grad_norm(model_->parameters(), 2, norm_sum);
   } else if (options_.metrics) {
-    norm = nn::clip_grad_norm(*optimizer_, max_norm, 2, norm_sum);
+    const std::vector<nn::Parameter*> all = model_->parameters();
+    norm = config_.plan.numerics.layout_free() ? nn::layout_free_grad_norm(all) : nn::grad_norm(all);
+    if (!steps_in_backward()) nn::clip_grad_norm(*optimizer_, max_norm, norm);
   }
   if (options_.agrees) {
     loss = loss_of_job(loss);
