@@ -186,16 +186,16 @@ TEST(FullState, F208_NobodyHoldsMoreThanItsShardsAndOneTensor) {
       const bool is_first = group->rank() == 0;
       EXPECT_EQ(visited, is_first ? 4 * (3 * net.num_parameters() + 1) : 0);
       EXPECT_LE(getting, is_first ? kLargest + kChunk : 0);
-      nn::FullStateSource source;
+      FullState metas;
       if (is_first)
         for (const nn::StateEntry& entry : state) {
           if (nn::is_usual(entry)) continue;
           const Tensor& value = nn::state_tensor(entry);
-          source.tensors[key_of(entry)] = {value.dtype(), value.shape()};
+          metas[key_of(entry)] = Tensor::empty(value.shape(), value.dtype(), Device::meta());
         }
-      source.value = [&](const std::string& name) { return full(source.tensors.at(name).shape, 0.5); };
+      const auto half = [&](const std::string& name) { return full(metas.at(name).shape(), 0.5); };
       const std::int64_t setting =
-          transient_bytes([&] { nn::load_full_state(state, *group, source, {.chunk_bytes = kChunk}); });
+          transient_bytes([&] { nn::load_full_state(state, *group, metas, half, {.chunk_bytes = kChunk}); });
       EXPECT_LE(setting, is_first ? kLargest : kChunk);
       EXPECT_EQ(net.blocks.items()[0]->up.weight.value().local().to_vector<float>()[0], 0.5f);
     });
@@ -260,13 +260,16 @@ TEST(FullState, F208_WhatAUserThrowsEndsItOnEveryRank) {
     const auto visit = [&](const std::string& name, const Tensor&) { check(++seen < 3, "no room for \"{}\"", name); };
     expect_error([&] { nn::visit_full_state(state, *group, visit); }, {"no room for \"blocks.0.gain.weight\""});
     EXPECT_EQ(seen, group->rank() == 0 ? 3 : 0);
-    nn::FullStateSource source;
-    for (const auto& [name, p] : training.net.named_parameters()) source.tensors[name] = {DType::f32, p->shape()};
-    source.value = [](const std::string& name) -> Tensor { fail("\"{}\" went away", name); };
-    expect_error([&] { nn::load_full_state(state, *group, source); }, {"\"in.weight\" went away"});
-    source.value = [](const std::string&) { return zeros({1}); };
-    expect_error([&] { nn::load_full_state(state, *group, source); },
+    FullState metas;
+    for (const auto& [name, p] : training.net.named_parameters())
+      metas[name] = Tensor::empty(p->shape(), DType::f32, Device::meta());
+    const auto gone = [](const std::string& name) -> Tensor { fail("\"{}\" went away", name); };
+    expect_error([&] { nn::load_full_state(state, *group, metas, gone); }, {"\"in.weight\" went away"});
+    const auto other = [](const std::string&) { return zeros({1}); };
+    expect_error([&] { nn::load_full_state(state, *group, metas, other); },
                  {"\"in.weight\" is f32[1], offered was f32[5,3]"});
+    metas["in.weight"] = Tensor();
+    expect_error([&] { nn::load_full_state(state, *group, metas, other); }, {"\"in.weight\" is undefined"});
     group->host().barrier();  // nobody is left in a transfer
   });
 }
@@ -278,15 +281,15 @@ TEST(FullState, ALoadThatIsLeftHasTornWhatItWrote) {
       StateTraining training(group, grid, 1);
       training.step(0);
       const FullState before = gathered(training);
-      nn::FullStateSource source;
-      for (const auto& [name, value] : before) source.tensors[name] = {value.dtype(), value.shape()};
       int given = 0;
-      source.value = [&](const std::string& name) {
+      const auto value = [&](const std::string& name) {
         check(++given < 6, "\"{}\" went away", name);
         return zeros(before.at(name).shape());
       };
       expect_error(
-          [&] { nn::load_full_state(nn::training_state(training.net, training.optimizer.get()), *group, source); },
+          [&] {
+            nn::load_full_state(nn::training_state(training.net, training.optimizer.get()), *group, before, value);
+          },
           {"went away"});
       backward(training.forward(1));
       expect_error([&] { training.optimizer->step(); }, {"refused", "torn", "a load has failed", "went away"});

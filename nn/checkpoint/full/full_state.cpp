@@ -242,13 +242,19 @@ FullState full_state_dict(Module& model, ProcessGroup& group, Optimizer* optimiz
 
 namespace {
 
-using Infos = std::map<std::string, FullStateSource::Info>;
+struct Info {
+  DType dtype = DType::f32;
+  Shape shape;
+};
+using Infos = std::map<std::string, Info>;
 
 /// What rank 0 has to give, as text.
-std::string offer_of(const FullStateSource& source) {
+std::string offer_of(const FullState& tensors) {
   std::vector<ckpt::PieceEntry> offered;
-  for (const auto& [name, info] : source.tensors)
-    offered.push_back({name, "param", info.dtype, info.shape, ckpt::whole_box(info.shape), "", 0, 0});
+  for (const auto& [name, t] : tensors) {
+    check(t.defined(), "the full state's \"{}\" is undefined; a tensor of its dtype and shape is wanted", name);
+    offered.push_back({name, "param", t.dtype(), t.shape(), ckpt::whole_box(t.shape()), "", 0, 0});
+  }
   return ckpt::pieces_to_json(offered);
 }
 
@@ -325,8 +331,8 @@ void check_is_plain(const std::string& key, const Tensor& value) {
 }
 
 /// Rank 0's tensor, as it was offered.
-Tensor given(const FullStateSource& source, const std::string& key, const FullStateSource::Info& info) {
-  const Tensor value = source.value(key);
+Tensor given(const MakesFullTensor& make, const std::string& key, const Info& info) {
+  const Tensor value = make(key);
   check_is_plain(key, value);
   check(value.dtype() == info.dtype && value.shape() == info.shape, "the full state's \"{}\" is {}, offered was {}{}",
         key, value, name(info.dtype), info.shape);
@@ -335,7 +341,7 @@ Tensor given(const FullStateSource& source, const std::string& key, const FullSt
 
 /// Scalars that others share, and those that may: every rank gets rank 0's, by name.
 std::map<std::string, float> share_scalars(const std::vector<StateEntry>& state, HostGroup& group,
-                                           const FullStateSource& source, const Infos& offered) {
+                                           const MakesFullTensor& make, const Infos& offered) {
   std::set<const Slot*> defaults;
   for (const StateEntry& entry : state)
     if (entry.usually) defaults.insert(entry.usually);
@@ -347,7 +353,7 @@ std::map<std::string, float> share_scalars(const std::vector<StateEntry>& state,
   together(group, [&] {
     if (group.rank() != 0) return;
     for (const std::string& key : keys) {
-      const auto value = given(source, key, offered.at(key)).item<float>();
+      const auto value = given(make, key, offered.at(key)).item<float>();
       bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
     }
   });
@@ -393,9 +399,9 @@ void receive_shard(const StateEntry& entry, const Tensor& full, HostGroup& group
 }
 
 /// Fills `state` from what is offered. `changed` are the slots that have new values, or a part of them.
-void take_all(const std::vector<StateEntry>& state, ProcessGroup& group, const FullStateSource& source,
+void take_all(const std::vector<StateEntry>& state, ProcessGroup& group, const MakesFullTensor& make,
               const Infos& offered, std::int64_t chunk_bytes, std::vector<Slot*>& changed) {
-  const std::map<std::string, float> values = share_scalars(state, group.host(), source, offered);
+  const std::map<std::string, float> values = share_scalars(state, group.host(), make, offered);
   ckpt::SharedScalars scalars(state, [&](const StateEntry& entry) -> std::optional<float> {
     const auto found = values.find(key_of(entry));
     return found == values.end() ? std::nullopt : std::optional(found->second);
@@ -418,7 +424,7 @@ void take_all(const std::vector<StateEntry>& state, ProcessGroup& group, const F
     if (info == offered.end()) continue;
     Tensor full;
     together(group, [&] {
-      if (group.rank() == 0) full = given(source, key, info->second);
+      if (group.rank() == 0) full = given(make, key, info->second);
     });
     changed.push_back(entry.slot);
     transfer(group, [&] { receive_shard(entry, full, group.host(), chunk_bytes); });
@@ -431,15 +437,15 @@ void take_all(const std::vector<StateEntry>& state, ProcessGroup& group, const F
 
 }  // namespace
 
-void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, const FullStateSource& source,
-                     const FullStateOptions& options) {
+void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, const FullState& tensors,
+                     const MakesFullTensor& value, const FullStateOptions& options) {
   const PurposeScope purpose("load_full_state");
   refuse_ghosts("load_full_state_dict");
   const GradMode off(false);
   std::string offer;
   together(group, [&] {
     check_options(options);
-    if (group.rank() == 0) offer = offer_of(source);
+    if (group.rank() == 0) offer = offer_of(tensors);
   });
   const Infos offered = read_offer(gather_text(group, offer)[0]);
   const std::string taken = taken_names(state, offered);
@@ -450,7 +456,7 @@ void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, 
   });
   std::vector<Slot*> changed;
   try {
-    take_all(state, group, source, offered, options.chunk_bytes, changed);
+    take_all(state, group, value, offered, options.chunk_bytes, changed);
   } catch (...) {  // part of the state is rank 0's, and part is not
     const std::string reason = fmt::format("a load has failed ({})", current_exception_text());
     for (Slot* slot : changed) slot->mark_torn(reason);
@@ -461,15 +467,12 @@ void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, 
 void load_full_state_dict(Module& model, ProcessGroup& group, const FullState& full, Optimizer* optimizer,
                           const FullStateOptions& options) {
   const PurposeScope purpose("load_full_state_dict");
-  FullStateSource source{.tensors = {}, .value = [&](const std::string& name) { return full.at(name); }};
   together(group, [&] {  // before anything is written
-    if (group.rank() != 0) return;
-    for (const auto& [name, tensor] : full) {
-      check_is_plain(name, tensor);
-      source.tensors[name] = {tensor.dtype(), tensor.shape()};
-    }
+    if (group.rank() == 0)
+      for (const auto& [name, tensor] : full) check_is_plain(name, tensor);
   });
-  load_full_state(training_state(model, optimizer), group, source, options);
+  load_full_state(
+      training_state(model, optimizer), group, full, [&](const std::string& name) { return full.at(name); }, options);
 }
 
 }  // namespace sherd::nn

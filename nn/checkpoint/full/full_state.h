@@ -18,6 +18,8 @@ namespace sherd::nn {
 using FullState = std::map<std::string, Tensor>;
 /// Called on rank 0, in the order of the state; keeps the tensor or lets it go.
 using FullTensorVisitor = std::function<void(const std::string& name, Tensor full)>;
+/// Called on rank 0: the full tensor of that name.
+using MakesFullTensor = std::function<Tensor(const std::string& name)>;
 
 struct FullStateOptions {
   /// Loading demands the state's names. Else what is missing keeps its values, and what the state lacks is ignored.
@@ -38,25 +40,16 @@ void visit_full_state(const std::vector<StateEntry>& state, ProcessGroup& group,
 FullState full_state_dict(Module& model, ProcessGroup& group, Optimizer* optimizer = nullptr,
                           const FullStateOptions& options = {});
 
-/// Full tensors that rank 0 has: what they are, and a function that makes one when its turn comes. It is called in the
-/// order of the state; of scalars once more before.
-struct FullStateSource {
-  struct Info {
-    DType dtype = DType::f32;
-    Shape shape;
-  };
-  std::map<std::string, Info> tensors;
-  std::function<Tensor(const std::string& name)> value;
-};
-
-/// Fills `state` from rank 0's tensors, which may lie on any device; each rank keeps its own shards, bit for bit. Other
-/// ranks give nothing: `source` is not looked at there. Collective as visit_full_state(); blocks. The model must be
-/// materialised. Before anything is written every rank compares all names, dtypes and shapes, and throws Error that
-/// lists what is missing, what the state does not have, and what is of another dtype or shape; and ranks whose states
-/// have what is loaded in another order, or other parts of it. What `source.value` throws ends the call on every rank,
-/// as any failure does: tensors of earlier names have new values and are torn then, until a load that succeeds.
-void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, const FullStateSource& source,
-                     const FullStateOptions& options = {});
+/// Fills `state` from tensors that rank 0 makes one after the other; each rank keeps its own shards, bit for bit.
+/// `tensors` says which there are by dtype and shape, on any device, meta too; `value` makes one when its turn comes,
+/// in the order of the state, on any device but meta, of scalars once more before. Other ranks give nothing: neither is
+/// looked at there. Collective as visit_full_state(); blocks. The model must be materialised. Before anything is
+/// written every rank compares all names, dtypes and shapes, and throws Error that lists what is missing, what the
+/// state does not have, and what is of another dtype or shape; and ranks whose states have what is loaded in another
+/// order, or other parts of it. What `value` throws ends the call on every rank, as any failure does: tensors of
+/// earlier names have new values and are torn then, until a load that succeeds.
+void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, const FullState& tensors,
+                     const MakesFullTensor& value, const FullStateOptions& options = {});
 
 /// The same of tensors that rank 0 holds, into training_state(model, optimizer); reshards the model. Other ranks pass
 /// an empty map. One that is undefined, distributed or on meta is named before anything is written.
