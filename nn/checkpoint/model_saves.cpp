@@ -41,6 +41,7 @@ void save(const std::string& dir, Module& model, Optimizer& optimizer, const Sav
 void save(const std::string& dir, Module& model, const SaveOptions& options) {
   save_state(dir, model, nullptr, options);
 }
+bool has_saves(const std::string& dir) { return !ckpt::list_saves(dir).empty(); }
 Loaded load(const std::string& dir, Module& model, Optimizer& optimizer, const LoadOptions& options) {
   return load_state(dir, model, &optimizer, options);
 }

@@ -27,6 +27,9 @@ void save(const std::string& dir, Module& model, Optimizer& optimizer, const Sav
 /// The same without an optimizer.
 void save(const std::string& dir, Module& model, const SaveOptions& options = {});
 
+/// Whether there is a committed save in `dir`, or `dir` is one; it may be damaged. Error if the folder cannot be read.
+bool has_saves(const std::string& dir);
+
 struct LoadOptions {
   LossScaler* scaler = nullptr;
   std::shared_ptr<ProcessGroup> group = nullptr;  ///< as of SaveOptions

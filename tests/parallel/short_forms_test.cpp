@@ -68,6 +68,8 @@ TEST(ShortForms, AModelAndItsOptimizerComeBackAndGoOnAlike) {
     nn::save(dir.path(), third.net, {.step = 3});
     expect_error([&] { nn::load(dir.path(), third.net, *third.optimizer); }, {"optim"});
     expect_error([&] { nn::load(dir / "none", third.net); }, {"none"});
+    EXPECT_TRUE(nn::has_saves(dir.path()));
+    EXPECT_FALSE(nn::has_saves(dir / "none"));
   });
 }
 

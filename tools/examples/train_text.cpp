@@ -22,7 +22,7 @@ int main(int argc, char** argv) {
   config.plan.compiled = true;  // record one step and replay it
   config.model = {.style = "llama", .layers = 2, .heads = 4, .width = 64, .sequence = 64};
   config.optimizer = {.lr = 3e-3, .min_lr = 3e-4, .warmup = 10, .decay_steps = 400};
-  if (!ckpt::list_saves(config.save).empty()) config.resume = config.save;
+  if (nn::has_saves(config.save)) config.resume = config.save;
 
   train::Trainer trainer(config, world_group());
   const bool speaks = trainer.group().rank() == 0;
