@@ -359,7 +359,7 @@ TEST(Life, ARankThatIsStoppedBetweenItsHelloAndItsFirstSignIsGivenUp) {
 TEST(Life, ThreadsHaveNoHeart) {
   SharedFlag missed;
   Told told({"not there: rank 1"}, &missed);
-  const auto groups = make_thread_groups(2, {.notice = told.notice()});
+  const auto groups = make_thread_groups(2, {.say = told.notice().say, .say_after = told.notice().after});
   std::thread late([&] {
     missed.wait();
     groups[1]->host().barrier();

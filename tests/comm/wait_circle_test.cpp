@@ -85,7 +85,7 @@ struct GroupKind {
 constexpr auto kLook = 4ms;
 
 void run_threads(int count, const WaitNotice& notice, const Ranks& body) {
-  auto groups = make_thread_groups(count, {.notice = notice, .look = kLook});
+  auto groups = make_thread_groups(count, {.say = notice.say, .say_after = notice.after, .look = kLook});
   std::vector<std::thread> threads;
   for (int rank = 0; rank < count; ++rank)
     threads.emplace_back([&body, rank, group = std::move(groups[static_cast<std::size_t>(rank)])] {
@@ -311,13 +311,13 @@ TEST_P(WaitCircles, ACallOnASlowLinkIsInNone) {
     const auto slow = world.subgroup(both, "dp");
     const double seconds = std::chrono::duration<double>(20 * kLook).count();
     if (rank == 0) slow->host().shape_link({.bytes_per_second = 1e9, .seconds = seconds});
-    const Event event = queue(kGatherQueue).submit({.name = "unshard", .run = [&] {
-                                                      float both_halves[2] = {};
-                                                      const std::vector<std::int64_t> ones{1, 1};
-                                                      slow->host()
-                                                          .lane(kGatherQueue)
-                                                          .all_gather({in_place(both_halves, DType::f32, ones)});
-                                                    }});
+    const Event event =
+        queue(kGatherQueue)
+            .submit({.name = "unshard", .run = [&] {
+                       float both_halves[2] = {};
+                       const std::vector<std::int64_t> ones{1, 1};
+                       slow->host().lane(kGatherQueue).all_gather({in_place(both_halves, DType::f32, ones)});
+                     }});
     if (rank == 0) event.wait();  // for the link, while rank 1 waits
     gather_text(world, "here");
     event.wait();

@@ -187,7 +187,7 @@ void rethrow_first(const std::vector<std::exception_ptr>& errors) {
 }
 
 int train_threads(const TrainConfig& config, int ranks) {
-  auto groups = make_thread_groups(ranks, {.notice = {.say = say_on_stderr}});
+  auto groups = make_thread_groups(ranks, {.say = say_on_stderr});
   int status = kDone;  // of rank 0; the others have the same
   std::vector<std::exception_ptr> errors(groups.size());
   std::vector<std::thread> threads;

@@ -51,7 +51,7 @@ std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size, const Th
                                .is_one_process = true,
                                .has_died = {},
                                .source = source,
-                               .notice = given.notice,
+                               .notice = {.after = given.say_after, .say = given.say},
                                .look = given.look};
     groups.push_back(std::make_shared<comm::BoardGroup>("thread", memory, options));
   }

@@ -44,7 +44,7 @@ std::shared_ptr<ProcessGroup> meet_over_store(std::shared_ptr<ConnectedWorld> wo
   world->group = make_store_group(rank.rank, rank.world_size,
                                   {.connect = [rank, deadline] { return join_store(rank, deadline); },
                                    .deadline = std::min(options.deadline, options.silence),
-                                   .notice = options.notice});
+                                   .notice = {.say = options.say}});
   world->group->host().barrier();  // who has not come by then has given no sign of life
   world->group->set_deadline(options.deadline);
   check_same_level(*world->group);
@@ -68,12 +68,12 @@ std::shared_ptr<ProcessGroup> connect_world(const WorldOptions& options) {
   }));
   const auto deadline = std::chrono::ceil<std::chrono::milliseconds>(options.deadline);
   const auto silence = std::min(deadline, std::chrono::ceil<std::chrono::milliseconds>(options.silence));
-  world->store = connect_store(rank, silence, options.notice);  // whoever hosts it has given no sign of life
+  const WaitNotice notice{.say = options.say};
+  world->store = connect_store(rank, silence, notice);  // whoever hosts it has given no sign of life
   if (has_other_hosts(rank)) return meet_over_store(std::move(world), rank, options);
   try {
-    world->group =
-        make_shm_group(*world->store, rank.rank, rank.world_size,
-                       {.rendezvous_deadline = deadline, .silence = options.silence, .notice = options.notice});
+    world->group = make_shm_group(*world->store, rank.rank, rank.world_size,
+                                  {.rendezvous_deadline = deadline, .silence = options.silence, .notice = notice});
   } catch (CommError& error) {
     error.add("job", rank.job.empty() ? rank.description : rank.job);
     throw;

@@ -1,10 +1,11 @@
 #pragma once
 // The group of all ranks of the job.
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "runtime/comm/group/process_group.h"
-#include "runtime/comm/group/wait_notice.h"
 
 namespace sherd {
 
@@ -16,7 +17,8 @@ struct WorldOptions {
   std::chrono::nanoseconds deadline = std::chrono::seconds(300);
   /// The same for ranks that give no sign of life, where this is shorter (ShmGroupOptions::silence).
   std::chrono::nanoseconds silence = std::chrono::seconds(60);
-  WaitNotice notice{.say = say_on_stderr};
+  /// Called, on a thread that waits, with who is missing, in which call and since when; empty: waits are silent.
+  std::function<void(const std::string& text)> say = say_on_stderr;
   /// The first so many ranks of the job are the group; 0: all. The others make none.
   int ranks = 0;
 };
