@@ -28,4 +28,3 @@
 
 // What a step did: timelines. What it held is in nn.h, by the names of a model.
 #include "runtime/exec/trace_json.h"
-#include "runtime/exec/trace_recording.h"

@@ -22,8 +22,6 @@ Trace::Trace(std::size_t max_spans)
   by_key_.reserve(kTexts);
 }
 
-TraceRecording::TraceRecording(Trace& trace) : scope_(&RankContext::current().trace, &trace) {}
-
 std::int64_t Trace::now() {
   std::timespec t{};
   ::clock_gettime(CLOCK_MONOTONIC, &t);

@@ -1,7 +1,16 @@
 #pragma once
-// What one rank did and when, kept in memory until it is written out (trace_json.h). Only the rank's own thread
-// writes here, into buffers of a fixed size whose pages were touched before: a recorded step allocates nothing, takes
-// no lock and faults no page. Nothing is kept of modules: their nesting follows from the paths of the ops.
+// What one rank did and when, kept in memory until it is written out (trace_json.h).
+//
+//   Trace trace;
+//   {
+//     const Trace::Recording recording(trace);
+//     train();
+//   }
+//   file << trace_file({trace_events(trace, 0)}, {});
+//
+// Only the rank's own thread writes here, into buffers of a fixed size whose pages were touched before: a recorded step
+// allocates nothing, takes no lock and faults no page. Nothing is kept of modules: their nesting follows from the paths
+// of the ops.
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -12,7 +21,7 @@
 #include <vector>
 
 #include "runtime/exec/context.h"
-#include "runtime/exec/trace_recording.h"
+#include "runtime/tensor/for_scope.h"
 #include "runtime/tensor/no_copy.h"
 
 namespace sherd {
@@ -46,6 +55,15 @@ class Trace : NoCopy {
  public:
   static constexpr std::size_t kMaxSpans = std::size_t{1} << 17;  ///< with memory samples 24 MB
   explicit Trace(std::size_t max_spans = kMaxSpans);
+
+  /// The rank's thread writes into `trace` for a scope.
+  class Recording {
+   public:
+    explicit Recording(Trace& trace) : scope_(&RankContext::current().trace, &trace) {}
+
+   private:
+    const ForScope<Trace*> scope_;
+  };
 
   /// An op's span ends when its device has run it, so it says what the op takes there and not what it takes to queue.
   /// Nothing overlaps any more.

@@ -86,7 +86,7 @@ TEST(MeasurePrices, LeavesNoTraceAndChangesNothing) {
   Trace trace;
   const CommCounter counter;
   {
-    const TraceRecording recording(trace);
+    const Trace::Recording recording(trace);
     expect_priced(graph.program, measure_prices(graph.program));
     EXPECT_EQ(context.trace, &trace);
   }

@@ -16,7 +16,7 @@ TEST_F(CudaTrace, ASpanThatWaitsEndsWhenTheDeviceHasRunItsOp) {
   DeviceContext& device = RankContext::current().device(Device::cuda(0));
   device.synchronize();
   Trace trace;
-  const TraceRecording recording(trace);
+  const Trace::Recording recording(trace);
   (void)embedding(table, ids);  // queued; what is wrong shows later
   expect_error([&] { device.synchronize(); }, {"index 9", "outside of"});
   trace.waits_for_devices = true;

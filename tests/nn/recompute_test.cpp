@@ -102,7 +102,7 @@ class RecomputeModels : public ::testing::Test {
     result.kept_bytes = account.current(MemoryCategory::activations) - before;
     Trace trace(10'000);
     {
-      const TraceRecording recording(trace);
+      const Trace::Recording recording(trace);
       backward(loss);
     }
     for (const Span& span : trace.spans()) {

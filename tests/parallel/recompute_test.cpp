@@ -158,7 +158,7 @@ Moved moved_by(const Group& group, const RecomputeCase& c, const char* policy) {
   CommCounter counter;
   Trace trace(1 << 14);
   {
-    const TraceRecording recording(trace);
+    const Trace::Recording recording(trace);
     training.step(2);
   }
   RankContext::current().drain_queues();

@@ -67,7 +67,7 @@ class OffloadSavedTest : public ::testing::Test {
     const std::int64_t before = activations();
     Trace trace(10'000);
     {
-      const TraceRecording recording(trace);
+      const Trace::Recording recording(trace);
       std::optional<SavedPolicy::Scope> scope;
       if (policy) scope.emplace(*policy);
       Tensor y = f(x.value());
@@ -129,7 +129,7 @@ TEST_F(OffloadSavedTest, FetchesComeAheadOfTheirUse) {
   }
   Trace trace(10'000);
   {
-    const TraceRecording recording(trace);
+    const Trace::Recording recording(trace);
     backward(loss);
   }
   int fetched = 0, used = 0;

@@ -82,7 +82,7 @@ class SegmentTest : public ::testing::Test {
     y = Tensor();
     Trace trace(max_spans);  // writes all of its pages at once
     {
-      const TraceRecording recording(trace);
+      const Trace::Recording recording(trace);
       for (int i = 0; i < passes; ++i)
         backward(product, {.grad = ones(product.shape(), product.dtype()), .retain_graph = i + 1 < passes});
     }
@@ -260,7 +260,7 @@ TEST_F(SegmentTest, SegmentsRunAgainOneAtATime) {
     const SegmentScope second(nothing_);
     y = sum(square(exp(std::move(between))));
   }
-  const TraceRecording recording(trace);
+  const Trace::Recording recording(trace);
   backward(y);
   EXPECT_EQ(sines_before, 0);
   EXPECT_EQ(sines(), 2);
@@ -379,7 +379,7 @@ TEST_F(SegmentTest, OnlyWhatThePassReadsRunsAgain) {
   }
   Trace trace(1000);
   {
-    const TraceRecording recording(trace);
+    const Trace::Recording recording(trace);
     backward(left);
   }
   EXPECT_EQ(std::ranges::count(trace.spans(), std::string_view("exp"), &Span::name), 0);

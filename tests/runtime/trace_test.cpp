@@ -104,7 +104,7 @@ TEST_F(TraceTest, AnArrowLeadsFromWorkToItsFirstUse) {
   Trace live(100);
   const std::int64_t start = Trace::now();
   {
-    const TraceRecording recording(live);
+    const Trace::Recording recording(live);
     const TraceSpan op("linear", SpanKind::op);
     live.consume(7);
     live.consume(7);
@@ -124,7 +124,7 @@ TEST_F(TraceTest, NothingIsRecordedWithoutARecording) {
   const Tensor a = ones({4});
   add(a, a);
   {
-    const TraceRecording recording(trace_);
+    const Trace::Recording recording(trace_);
     add(a, a);
   }
   add(a, a);
@@ -137,7 +137,7 @@ TEST_F(TraceTest, OpsCarryShapesModuleAndPhase) {
   w.set(ones({3, 2}));
   const Tensor x = ones({4, 3});
   {
-    const TraceRecording recording(trace_);
+    const Trace::Recording recording(trace_);
     context.module_path = context.intern("layers.0.up");
     const Tensor y = sum(matmul(x, w.value()));
     context.module_path = nullptr;
@@ -156,7 +156,7 @@ TEST_F(TraceTest, OpsCarryShapesModuleAndPhase) {
 TEST_F(TraceTest, MemoryIsSampledWithScratch) {
   const Tensor a = ones({300, 300});
   {
-    const TraceRecording recording(trace_);
+    const Trace::Recording recording(trace_);
     const Tensor c = add(a, a);
     const Tensor d = layer_norm(transpose(a, 0, 1), ones({300}), {}, 1e-5);
   }
@@ -176,7 +176,7 @@ TEST_F(TraceTest, MemoryIsSampledWithScratch) {
 TEST_F(TraceTest, AFullBufferDropsAndSaysHowMany) {
   Trace small(3);
   {
-    const TraceRecording recording(small);
+    const Trace::Recording recording(small);
     const Tensor a = ones({2});
     for (int i = 0; i < 9; ++i) add(a, a);
   }
@@ -193,7 +193,7 @@ TEST_F(TraceTest, AFullBufferDropsAndSaysHowMany) {
 TEST_F(TraceTest, ASpanEndsWhenAnErrorLeavesIt) {
   const Tensor a = ones({2, 3});
   try {
-    const TraceRecording recording(trace_);
+    const Trace::Recording recording(trace_);
     const TraceSpan step("step 1");
     matmul(a, a);
     FAIL() << "the shapes do not fit";
@@ -204,14 +204,14 @@ TEST_F(TraceTest, ASpanEndsWhenAnErrorLeavesIt) {
 
 TEST_F(TraceTest, AWaitWithinAWaitIsPartOfIt) {
   {
-    const TraceRecording recording(trace_);
+    const Trace::Recording recording(trace_);
     const TraceSpan outer(kWaitName, SpanKind::wait);
     const TraceSpan part("inline");
     const TraceSpan inner(kWaitName, SpanKind::wait);
     EXPECT_EQ(inner.trace(), nullptr);
   }
   EXPECT_EQ(paths(written(trace_)), (Paths{"wait", "wait > inline"}));
-  const TraceRecording recording(trace_);
+  const Trace::Recording recording(trace_);
   EXPECT_NE(TraceSpan(kWaitName, SpanKind::wait).trace(), nullptr) << "after it ended";
 }
 
@@ -233,7 +233,7 @@ TEST_F(TraceTest, TracksOfRanksAreApart) {
 
 TEST_F(TraceTest, RecordingAStepAgainAllocatesAndFaultsNothing) {
   const Tensor a = ones({64, 64});
-  const TraceRecording recording(trace_);
+  const Trace::Recording recording(trace_);
   const auto step = [&] {
     for (int i = 0; i < 50; ++i) add(matmul(a, a), a);
   };

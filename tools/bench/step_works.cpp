@@ -137,7 +137,7 @@ class StepRun {
     trace.waits_for_devices = true;
     (void)run_eager_step().item<double>();  // no eager step may have filled the pools yet
     const double seconds = seconds_of([&] {
-      const TraceRecording recording(trace);
+      const Trace::Recording recording(trace);
       (void)run_eager_step().item<double>();
     });
     struct Sum {

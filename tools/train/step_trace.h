@@ -42,7 +42,7 @@ class StepTrace {
     };
     static Counters counters();
     Trace* const trace_;
-    std::optional<TraceRecording> recording_;
+    std::optional<Trace::Recording> recording_;
     std::optional<TraceSpan> span_;
     std::int64_t start_ = 0;
     Counters before_{};
