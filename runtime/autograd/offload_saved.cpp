@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "runtime/autograd/saved_tensor.h"
 #include "runtime/memory/allocator.h"
 #include "runtime/op/copy/offload_homes.h"
 #include "runtime/op/unit/buffer_views.h"
@@ -177,7 +178,7 @@ class OffloadSaved::Saves : public std::enable_shared_from_this<Saves> {
 
 OffloadSaved::Bytes::~Bytes() { of->forget(*this); }
 
-class OffloadSaved::Packed final : public PackedTensor {
+class OffloadSaved::Packed final : public SavedPolicy::Packed {
  public:
   Packed(std::shared_ptr<Bytes> bytes, const Tensor& tensor)
       : bytes_(std::move(bytes)), meta_(tensor.local().meta()), shape_(tensor.shape()), layout_(tensor.layout()) {}
@@ -205,7 +206,7 @@ OffloadSaved::OffloadSaved(OffloadSavedOptions options, BytesPerRank count)
     : saves_(std::make_shared<Saves>(std::move(options), count)) {}
 OffloadSaved::~OffloadSaved() = default;
 
-std::unique_ptr<PackedTensor> OffloadSaved::pack(const Tensor& tensor) {
+std::unique_ptr<SavedPolicy::Packed> OffloadSaved::pack(const Tensor& tensor) {
   if (!saves_->moves(tensor)) return nullptr;
   return std::make_unique<Packed>(saves_->keep(tensor), tensor);
 }

@@ -42,7 +42,7 @@ class OffloadSaved final : public SavedPolicy, NoCopy {
 
   /// May start to evict what was saved before. Errors: tensors of the host and no folder, or of a device and a folder;
   /// a disk that is full. What fails to be written or read is the error of whoever reads the saved tensor.
-  std::unique_ptr<PackedTensor> pack(const Tensor& tensor) override;
+  std::unique_ptr<SavedPolicy::Packed> pack(const Tensor& tensor) override;
 
   /// Bytes that all homes so far have taken of the file, or of the host's memory.
   std::int64_t home_bytes() const;

@@ -5,23 +5,16 @@
 #include <memory>
 #include <utility>
 
+#include "runtime/autograd/saved_policy.h"
 #include "runtime/op/core/tensor.h"
 
 namespace sherd {
-
-/// A saved tensor in another form, until it is used. See saved_policy.h.
-class PackedTensor {
- public:
-  virtual ~PackedTensor() = default;
-  /// The tensor again: the same bits, shape and strides. Called once.
-  virtual Tensor unpack() = 0;
-};
 
 class SavedTensor {
  public:
   SavedTensor() : tensor_() {}
   explicit SavedTensor(const Tensor& tensor);
-  explicit SavedTensor(std::unique_ptr<PackedTensor> packed) : packed_(packed.release()), form_(Form::packed) {}
+  explicit SavedTensor(std::unique_ptr<SavedPolicy::Packed> packed) : packed_(packed.release()), form_(Form::packed) {}
   SavedTensor(SavedTensor&& other) noexcept
       : tensor_(), version_(other.version_), form_(std::exchange(other.form_, Form::plain)) {
     if (form_ == Form::packed) [[unlikely]] {
@@ -63,7 +56,7 @@ class SavedTensor {
   // One word: nodes have several of these.
   union {
     Tensor tensor_;
-    PackedTensor* packed_;
+    SavedPolicy::Packed* packed_;
   };
   std::uint32_t version_ = 0;
   Form form_ = Form::plain;

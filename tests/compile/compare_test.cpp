@@ -338,7 +338,7 @@ TEST(Compare, AStepMayChangeWhatItReads) {
 
 TEST(Compare, AScopeAroundTheStepThatAReplayWouldMissIsRefused) {
   struct Keeps final : SavedPolicy {
-    std::unique_ptr<PackedTensor> pack(const Tensor&) override { return nullptr; }
+    std::unique_ptr<Packed> pack(const Tensor&) override { return nullptr; }
   } policy;
   auto step = compile([](const Tensor& x) { return x + x; });
   const SavedPolicy::Scope scope(policy);

@@ -412,11 +412,11 @@ TEST_F(SegmentTest, EffectsAreRefusedByName) {
 /// Keeps copies elsewhere; counts those that are there.
 class Copies final : public SavedPolicy {
  public:
-  std::unique_ptr<PackedTensor> pack(const Tensor& tensor) override { return std::make_unique<Copy>(*this, tensor); }
+  std::unique_ptr<Packed> pack(const Tensor& tensor) override { return std::make_unique<Copy>(*this, tensor); }
   int packed = 0, unpacked = 0, alive = 0;
 
  private:
-  struct Copy final : PackedTensor {
+  struct Copy final : SavedPolicy::Packed {
     Copy(Copies& of, const Tensor& t) : all(of), meta(t.meta()), bytes(static_cast<std::size_t>(t.storage()->bytes())) {
       ++all.packed, ++all.alive;
       std::memcpy(bytes.data(), t.storage()->read(), bytes.size());
