@@ -23,7 +23,7 @@ void add(Holders& holders, const Tensor& tensor, const std::string& name) {
   if (!is_new) ++place->second.others;
 }
 
-void name_by_slots(MemoryPicture& picture, const Module* model) {
+void name_by_slots(MemoryLog::Picture& picture, const Module* model) {
   Holders holders;
   for (const Slot* slot : living_slots()) {
     if (!slot->has_value()) continue;
@@ -33,7 +33,7 @@ void name_by_slots(MemoryPicture& picture, const Module* model) {
   if (model)
     for (const Parameter* p : model->parameters())
       if (p->has_value() && p->sharded_value().impl() != p->value().impl()) add(holders, p->sharded_value(), p->name());
-  for (LiveBlock& block : picture.blocks) {
+  for (MemoryLog::Block& block : picture.blocks) {
     if (!block.name.empty()) continue;
     const auto found = holders.find(block.storage);
     if (found == holders.end()) continue;
@@ -45,7 +45,7 @@ void name_by_slots(MemoryPicture& picture, const Module* model) {
 }  // namespace
 
 MemoryLog::Namer names_by_slots(std::function<const Module*()> model) {
-  return [model = std::move(model)](MemoryPicture& picture) { name_by_slots(picture, model ? model() : nullptr); };
+  return [model = std::move(model)](MemoryLog::Picture& picture) { name_by_slots(picture, model ? model() : nullptr); };
 }
 
 }  // namespace sherd::nn

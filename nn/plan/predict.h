@@ -23,12 +23,12 @@ namespace sherd::nn {
 
 /// What one rank holds, on the plan's device.
 struct Prediction {
-  CategoryBytes peak{};     ///< most of each category in any step or evaluation; their moments differ
-  CategoryBytes at_peak{};  ///< at the moment of `bytes`
-  CategoryBytes held{};     ///< between steps, once all state is there
-  std::int64_t bytes = 0;   ///< most of all together, building and evaluation included: the least memory_limit
-  std::string when{};       ///< where that is: "building the model", "step 1", "step 3", "evaluation"
-  MemoryMoment moment{};    ///< the module there, by its path, and the op
+  CategoryBytes peak{};        ///< most of each category in any step or evaluation; their moments differ
+  CategoryBytes at_peak{};     ///< at the moment of `bytes`
+  CategoryBytes held{};        ///< between steps, once all state is there
+  std::int64_t bytes = 0;      ///< most of all together, building and evaluation included: the least memory_limit
+  std::string when{};          ///< where that is: "building the model", "step 1", "step 3", "evaluation"
+  MemoryLog::Moment moment{};  ///< the module there, by its path, and the op
   std::vector<CommCounter::Entry> issued{};  ///< collectives of the last step
 };
 

@@ -19,7 +19,7 @@ std::int64_t& at(CategoryBytes& bytes, MemoryCategory category) { return bytes[s
 
 }  // namespace
 
-std::string describe(const MemoryMoment& moment) {
+std::string describe(const MemoryLog::Moment& moment) {
   std::string text;
   if (!moment.op.empty()) text += fmt::format("op {}, ", moment.op);
   if (!moment.module.empty()) text += fmt::format("module {}, ", moment.module);
@@ -134,16 +134,16 @@ void MemoryLog::refused(std::int64_t bytes, MemoryCategory category) noexcept {
   refusal_ = Refusal{bytes, category, picture_of(state_at(changes_.size()), here())};
 }
 
-MemoryPicture MemoryLog::picture_of(const Mark& mark) const {
+MemoryLog::Picture MemoryLog::picture_of(const Mark& mark) const {
   if (mark.score == std::numeric_limits<std::int64_t>::min()) return {};
   return picture_of(mark.is_kept ? mark.kept : state_at(mark.position), mark.place);
 }
 
-MemoryPicture MemoryLog::picture_of(const State& state, const Place& place) const {
+MemoryLog::Picture MemoryLog::picture_of(const State& state, const Place& place) const {
   const auto moment_of = [](const Place& p) {
-    return MemoryMoment{p.module ? *p.module : std::string(), std::string(p.op), p.phase, p.step};
+    return Moment{p.module ? *p.module : std::string(), std::string(p.op), p.phase, p.step};
   };
-  MemoryPicture picture{.moment = moment_of(place), .bytes = state.bytes};
+  Picture picture{.moment = moment_of(place), .bytes = state.bytes};
   picture.total = std::accumulate(state.bytes.begin(), state.bytes.end(), std::int64_t{0});
   for (const auto& [block, change] : state.blocks)
     picture.blocks.push_back({.bytes = change.bytes,
@@ -151,7 +151,7 @@ MemoryPicture MemoryLog::picture_of(const State& state, const Place& place) cons
                               .name = change.name ? *change.name : std::string(),
                               .made = moment_of(change.place),
                               .storage = change.storage});
-  std::ranges::sort(picture.blocks, [](const LiveBlock& a, const LiveBlock& b) {
+  std::ranges::sort(picture.blocks, [](const Block& a, const Block& b) {
     return a.bytes != b.bytes ? a.bytes > b.bytes : a.storage < b.storage;
   });
   if (namer_) namer_(picture);

@@ -5,7 +5,7 @@
 //
 //   MemoryLog log(RankContext::current().allocator());
 //   train();
-//   MemoryPicture peak = log.peak();
+//   MemoryLog::Picture peak = log.peak();
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -24,53 +24,50 @@
 
 namespace sherd {
 
-/// Where the program stands.
-struct MemoryMoment {
-  std::string module{};  ///< path; empty outside of modules
-  std::string op{};      ///< row of the op table; empty outside of ops
-  StepPhase phase = StepPhase::forward;
-  std::int64_t step = -1;  ///< RankContext::step
-};
-/// "op matmul, module blocks.3.mlp, backward, step 4", without what is not known; steps are counted from 1.
-std::string describe(const MemoryMoment& moment);
-
-struct LiveBlock {
-  std::int64_t bytes = 0;
-  MemoryCategory category = MemoryCategory::activations;
-  std::string name{};         ///< of its storage on this rank, "blocks.3 full"; empty: it has none
-  MemoryMoment made{};        ///< where it was taken
-  std::uint64_t storage = 0;  ///< number of its storage; 0: not a storage's
-};
-
-/// What is held at one moment.
-struct MemoryPicture {
-  MemoryMoment moment{};
-  CategoryBytes bytes{};
-  std::int64_t total = 0;
-  std::vector<LiveBlock> blocks{};  ///< largest first; not those that were there before the log
-};
-
-/// Bytes that an allocator has refused, and what was held.
-struct Refusal {
-  std::int64_t bytes = 0;
-  MemoryCategory category = MemoryCategory::activations;
-  MemoryPicture held{};
-};
-
 /// Watches one allocator from construction to destruction, on the rank's thread; one per rank at a time.
 class MemoryLog final : public AllocationWatcher, NoCopy {
  public:
+  /// Where the program stands.
+  struct Moment {
+    std::string module{};  ///< path; empty outside of modules
+    std::string op{};      ///< row of the op table; empty outside of ops
+    StepPhase phase = StepPhase::forward;
+    std::int64_t step = -1;  ///< RankContext::step
+  };
+
+  struct Block {
+    std::int64_t bytes = 0;
+    MemoryCategory category = MemoryCategory::activations;
+    std::string name{};         ///< of its storage on this rank, "blocks.3 full"; empty: it has none
+    Moment made{};              ///< where it was taken
+    std::uint64_t storage = 0;  ///< number of its storage; 0: not a storage's
+  };
+
+  /// What is held at one moment.
+  struct Picture {
+    Moment moment{};
+    CategoryBytes bytes{};
+    std::int64_t total = 0;
+    std::vector<Block> blocks{};  ///< largest first; not those that were there before the log
+  };
+
+  /// Bytes that an allocator has refused, and what was held.
+  struct Refusal {
+    std::int64_t bytes = 0;
+    MemoryCategory category = MemoryCategory::activations;
+    Picture held{};
+  };
   /// Adds names to the blocks of a picture: asked when a picture is made, while what it shows may be alive.
-  using Namer = std::function<void(MemoryPicture& picture)>;
+  using Namer = std::function<void(Picture& picture)>;
 
   explicit MemoryLog(Allocator& allocator, Namer namer = {});
   ~MemoryLog();
 
   /// The moment at which most was held, the first of several.
-  MemoryPicture peak() const { return picture_of(peak_); }
+  Picture peak() const { return picture_of(peak_); }
   /// The moment at which most activations were held as a backward pass began: what forward has left to it. Empty if
   /// none has begun.
-  MemoryPicture before_backward() const { return picture_of(saved_); }
+  Picture before_backward() const { return picture_of(saved_); }
   /// The last refusal, if there was one.
   const std::optional<Refusal>& refusal() const { return refusal_; }
 
@@ -129,8 +126,8 @@ class MemoryLog final : public AllocationWatcher, NoCopy {
   void mark(Mark& mark, std::int64_t score);
   void fold();
   State state_at(std::size_t position) const;
-  MemoryPicture picture_of(const Mark& mark) const;
-  MemoryPicture picture_of(const State& state, const Place& place) const;
+  Picture picture_of(const Mark& mark) const;
+  Picture picture_of(const State& state, const Place& place) const;
 
   Allocator& allocator_;
   RankContext& context_;
@@ -143,5 +140,8 @@ class MemoryLog final : public AllocationWatcher, NoCopy {
   Mark peak_, saved_;
   std::optional<Refusal> refusal_;
 };
+
+/// "op matmul, module blocks.3.mlp, backward, step 4", without what is not known; steps are counted from 1.
+std::string describe(const MemoryLog::Moment& moment);
 
 }  // namespace sherd

@@ -29,7 +29,7 @@ TEST_F(MemoryLogTest, ThePeakIsItsFirstMomentWithWhatWasLive) {
     const Tensor gone = of(100);
   }
   const Tensor less = of(2000);
-  const MemoryPicture peak = log.peak();
+  const MemoryLog::Picture peak = log.peak();
   EXPECT_EQ(peak.total, 4600);
   EXPECT_EQ(describe(peak.bytes), "gradients 3 KB, parameters 1 KB, activations 600 B");
   ASSERT_EQ(peak.blocks.size(), 3u);
@@ -46,7 +46,7 @@ TEST_F(MemoryLogTest, SaysOpModuleAndPhase) {
   context.step = 6;
   const Tensor y = matmul(x, x);
   context.module_path = nullptr;
-  const MemoryPicture peak = log.peak();
+  const MemoryLog::Picture peak = log.peak();
   EXPECT_EQ(describe(peak.moment), "op matmul, module blocks.3.mlp, forward, step 7");
   ASSERT_EQ(peak.blocks.size(), 1u);
   EXPECT_EQ(peak.blocks[0].bytes, 16);
@@ -93,7 +93,7 @@ TEST_F(MemoryLogTest, SeesWhatForwardLeavesToBackward) {
 }
 
 TEST_F(MemoryLogTest, KeepsARefusal) {
-  MemoryLog log(allocator(), [](MemoryPicture& picture) { picture.blocks.front().name = "it"; });
+  MemoryLog log(allocator(), [](MemoryLog::Picture& picture) { picture.blocks.front().name = "it"; });
   EXPECT_FALSE(log.refusal());
   const Tensor a = of(600);
   allocator().set_limit(1000);

@@ -35,7 +35,7 @@ TEST_F(ExplainedPeakTest, ThePictureIsThatOfTheAccounts) {
         EXPECT_EQ(explained.peak.total, explained.predicted.bytes);
         EXPECT_EQ(describe(explained.peak.bytes), describe(explained.predicted.at_peak));
         std::int64_t blocks = 0;
-        for (const LiveBlock& block : explained.peak.blocks) blocks += block.bytes;
+        for (const MemoryLog::Block& block : explained.peak.blocks) blocks += block.bytes;
         EXPECT_EQ(blocks, explained.peak.total) << "all that is held was made under the log";
         EXPECT_FALSE(explained.peak.moment.op.empty());
         EXPECT_FALSE(explained.refusal);

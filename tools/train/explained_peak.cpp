@@ -18,7 +18,7 @@ void leave_gradients(TrainStep& step, const TrainConfig& config, int ranks) {
   RankContext::current().drain_queues();
 }
 
-std::string what_it_is(const LiveBlock& block) {
+std::string what_it_is(const MemoryLog::Block& block) {
   if (!block.name.empty()) return block.name;
   std::string text = block.made.op.empty() ? "memory" : block.made.op;
   if (!block.made.module.empty()) text += fmt::format(" of {}", block.made.module);
@@ -44,7 +44,7 @@ ExplainedPeak explain_peak(const TrainConfig& config, int rank, int ranks, std::
   return explained;
 }
 
-std::string print_picture(const MemoryPicture& picture, std::size_t most, std::string_view indent) {
+std::string print_picture(const MemoryLog::Picture& picture, std::size_t most, std::string_view indent) {
   std::string text = fmt::format("{0}at    {1}\n{0}held  {2}: {3}\n", indent, describe(picture.moment),
                                  format_bytes(picture.total), describe(picture.bytes));
   struct Kind {
@@ -54,7 +54,7 @@ std::string print_picture(const MemoryPicture& picture, std::size_t most, std::s
     int count;
   };
   std::vector<Kind> kinds;
-  for (const LiveBlock& block : picture.blocks) {
+  for (const MemoryLog::Block& block : picture.blocks) {
     const std::string what = what_it_is(block);
     const auto same = std::ranges::find_if(
         kinds, [&](const Kind& k) { return k.what == what && k.category == block.category && k.bytes == block.bytes; });

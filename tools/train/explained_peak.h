@@ -14,10 +14,10 @@
 namespace sherd::train {
 
 struct ExplainedPeak {
-  PredictedPeak predicted{};          ///< without a limit
-  MemoryPicture peak{};               ///< the moment of predicted.bytes
-  std::optional<Refusal> refusal{};   ///< under the limit, if it is too low
-  std::vector<ModuleMemory> modules;  ///< in a settled step
+  PredictedPeak predicted{};                    ///< without a limit
+  MemoryLog::Picture peak{};                    ///< the moment of predicted.bytes
+  std::optional<MemoryLog::Refusal> refusal{};  ///< under the limit, if it is too low
+  std::vector<ModuleMemory> modules;            ///< in a settled step
 };
 
 /// As predict_peak(), under config.memory_limit for the refusal and without one for the rest.
@@ -25,6 +25,6 @@ ExplainedPeak explain_peak(const TrainConfig& config, int rank, int ranks, std::
 
 /// The moment, the categories, and the `most` largest blocks by name or, without one, by what made them; blocks alike
 /// are one line. Each line begins with `indent`.
-std::string print_picture(const MemoryPicture& picture, std::size_t most = 8, std::string_view indent = "  ");
+std::string print_picture(const MemoryLog::Picture& picture, std::size_t most = 8, std::string_view indent = "  ");
 
 }  // namespace sherd::train

@@ -122,7 +122,7 @@ std::int64_t bytes_in_memory(const Tensor& t) { return home_of(t) ? 0 : t.local(
 
 }  // namespace
 
-std::vector<ModuleMemory> module_memory(TrainStep& step, const MemoryPicture& before_backward) {
+std::vector<ModuleMemory> module_memory(TrainStep& step, const MemoryLog::Picture& before_backward) {
   nn::Module& model = step.model();
   Rows rows(model);
   std::map<const nn::Parameter*, std::string> owners;
@@ -137,7 +137,7 @@ std::vector<ModuleMemory> module_memory(TrainStep& step, const MemoryPicture& be
   for (const nn::OptimizerState& state : step.optimizer().state())
     rows.of(owner_of_name.at(state.parameter)).optimizer += bytes_in_memory(state.slot->value());
   add_gathered(rows, model, owners);
-  for (const LiveBlock& block : before_backward.blocks)
+  for (const MemoryLog::Block& block : before_backward.blocks)
     if (block.category == MemoryCategory::activations && block.made.phase == StepPhase::forward && block.name.empty())
       rows.of(block.made.module == model.label() ? std::string() : block.made.module).saved += block.bytes;
   return rows.take();

@@ -24,7 +24,7 @@ struct ModuleMemory {
 
 /// The modules that hold something, in the order of the model. Optimizer state is there; gradients are those that the
 /// parameters have now. `before_backward` is the picture of a log that has seen a step.
-std::vector<ModuleMemory> module_memory(TrainStep& step, const MemoryPicture& before_backward);
+std::vector<ModuleMemory> module_memory(TrainStep& step, const MemoryLog::Picture& before_backward);
 
 /// A table, each line with all that is below its module; modules of a list that hold the same are one line, "0-11
 /// each". Gathered bytes are of all units at once: a step gathers some at a time.

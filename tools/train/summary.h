@@ -29,7 +29,7 @@ struct TrainSummary {
   CategoryBytes peak_bytes{};                          ///< this rank's peak per category over all steps
   std::int64_t peak_total = 0;                         ///< of all together
   std::optional<CompiledStep::Predicted> predicted{};  ///< of captured updates with a memory budget, on this rank
-  std::optional<MemoryPicture> peak{};                 ///< rank 0's, if config.explain_peak asks for it
+  std::optional<MemoryLog::Picture> peak{};            ///< rank 0's, if config.explain_peak asks for it
   RunTimes times{};                                    ///< of all steps but the first two
   CommCounts step_comm{};                              ///< collectives of the last training step
   CommTimes comm{};                                    ///< of all steps but the first two, in which orders are recorded
