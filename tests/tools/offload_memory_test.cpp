@@ -5,7 +5,7 @@
 #include <sys/resource.h>
 
 #include "tests/tools/program_test.h"
-#include "tools/train/predicted_peak.h"
+#include "tools/train/ghost_training.h"
 
 namespace sherd::testing {
 

@@ -1,6 +1,6 @@
 // What ghosts predict of a training run. Oracle: the accounts of runs that train, on ranks that are threads, byte by
 // byte and by category.
-#include "tools/train/predicted_peak.h"
+#include "tools/train/ghost_training.h"
 
 #include <gtest/gtest.h>
 

@@ -29,7 +29,7 @@
 #include "tools/bench/profiler_range.h"
 #include "tools/bench/training.h"
 #include "tools/table/table.h"
-#include "tools/train/predicted_peak.h"
+#include "tools/train/ghost_training.h"
 #include "tools/train/run.h"
 #include "tools/train/trainer.h"
 

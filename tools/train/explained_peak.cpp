@@ -5,6 +5,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/tensor/error.h"
 #include "tools/train/flags.h"
+#include "tools/train/ghost_training.h"
 
 namespace sherd::train {
 

@@ -1,6 +1,6 @@
 #include "tools/train/ghost_recording.h"
 
-#include "tools/train/predicted_peak.h"
+#include "tools/train/ghost_training.h"
 
 namespace sherd::train {
 

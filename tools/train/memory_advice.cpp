@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "tools/train/explained_peak.h"
-#include "tools/train/predicted_peak.h"
+#include "tools/train/ghost_training.h"
 #include "tools/train/stop_signals.h"
 
 namespace sherd::train {

@@ -9,6 +9,7 @@
 #include "nn/checkpoint/save/async_saver.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/op/core/grad_mode.h"
+#include "tools/train/ghost_training.h"
 #include "tools/train/saved_mesh.h"
 
 namespace sherd::train {
@@ -73,6 +74,10 @@ PredictedPeak predict_peak(const TrainConfig& config, int rank, int ranks, std::
   nn::LooksAtMemory look;
   if (options.look) look = [&](const MemoryLog& log) { options.look(log, step); };
   return nn::predict(config.plan, {.ranks = ranks, .memory_limit = options.memory_limit}, build, rank, look);
+}
+
+PredictedPeak predict_peak(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary) {
+  return predict_peak(config, rank, ranks, data_vocabulary, PredictOptions());
 }
 
 }  // namespace sherd::train

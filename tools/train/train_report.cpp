@@ -6,7 +6,7 @@
 #include "runtime/exec/purpose.h"
 #include "tools/train/explained_peak.h"
 #include "tools/train/gather_attrs.h"
-#include "tools/train/predicted_peak.h"
+#include "tools/train/ghost_training.h"
 
 namespace sherd::train {
 

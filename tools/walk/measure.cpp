@@ -11,7 +11,7 @@
 #include "runtime/os/allowed_cpus.h"
 #include "tools/bench/child.h"
 #include "tools/bench/side.h"
-#include "tools/train/predicted_peak.h"
+#include "tools/train/ghost_training.h"
 
 namespace sherd::walk {
 
