@@ -54,7 +54,7 @@ struct Trained {
 
 /// Makes `updates` updates; those in `eager` eagerly.
 Trained trained(const TrainConfig& config, const Group& group, std::int64_t updates,
-                const TrainStepOptions& options = {}, const std::vector<std::int64_t>& eager = {}) {
+                const TrainStep::Options& options = {}, const std::vector<std::int64_t>& eager = {}) {
   TrainStep step(config, nn::JobMesh(config.plan.mesh, group), kVocabulary, options);
   Trained result;
   const CommCounts before = group->host().counts();
@@ -134,7 +134,8 @@ TEST(TrainStep, UpdatesWithinABudgetAreThoseThatWereAskedFor) {
     TrainConfig config = tiny_model();
     config.batch = ranks * kBatch;
     run_ranks(ranks, [&](const Group& group) {
-      for (const TrainStepOptions& options : {TrainStepOptions{.metrics = false}, TrainStepOptions{.agrees = true}}) {
+      for (const TrainStep::Options& options :
+           {TrainStep::Options{.metrics = false}, TrainStep::Options{.agrees = true}}) {
         const Trained expected = trained(config, group, 3, options);
         TrainConfig within = config;
         within.plan.compiled = true;

@@ -335,7 +335,7 @@ Ready begin_loss(std::span<const std::string_view> args) {
   write_start(folder + "/start.safetensors", m, batches, row.steps);
   const auto step =
       std::make_shared<TrainStep>(train_config(m, row.plan, 1), nn::JobMesh(row.plan.mesh, make_single_group()),
-                                  m.vocabulary, TrainStepOptions{.metrics = false});
+                                  m.vocabulary, TrainStep::Options{.metrics = false});
   const Tensor all = to(Tensor::from<std::int32_t>(batches, {row.steps, m.batch, m.sequence + 1}), row.plan.device);
   return {greeting_of(row), [=](const std::string&) -> json {
             std::vector<double> losses;

@@ -5,7 +5,7 @@
 namespace sherd::train {
 
 ir::Program recorded_on_ghost(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary,
-                              const TrainStepOptions& options) {
+                              const TrainStep::Options& options) {
   TrainConfig without = config;
   without.plan.memory_budget = "none";
   ir::Program recorded;

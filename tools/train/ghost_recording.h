@@ -12,6 +12,6 @@ namespace sherd::train {
 /// the time of four updates without their kernels; communicates with nobody. What it made of values of the host has no
 /// contents. Throws as predict_peak().
 ir::Program recorded_on_ghost(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary,
-                              const TrainStepOptions& options);
+                              const TrainStep::Options& options);
 
 }  // namespace sherd::train

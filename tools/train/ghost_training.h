@@ -12,7 +12,7 @@ namespace sherd::train {
 struct PredictOptions {
   std::int64_t memory_limit = 0;  ///< of the ghost; 0: none. Over it predict_peak() throws OutOfMemory, as the run does
   bool evaluates = true;          ///< forwards of micro-batches without a tape, as the run's evaluations
-  TrainStepOptions step{};        ///< of the ghost's updates
+  TrainStep::Options step{};      ///< of the ghost's updates
   /// Called on the ghost with its step: before the first update, and after each, with the number of updates made.
   std::function<void(TrainStep& step, int updates)> observe{};
   /// If set, a log watches the ghost's memory, and this looks at it: in the end, or as OutOfMemory is thrown. `step` is

@@ -263,7 +263,7 @@ void RunStart::build() {
   run_.rows.rank = part ? static_cast<int>(part->first) : run_.mesh->data_rank();
   const bool is_loaded = initial_ || resumed_ || run_.regroup.goes_on();
   run_.step.emplace(config_, *run_.mesh, vocabulary,
-                    TrainStepOptions{.agrees = run_.regroup.survives(), .draws = !is_loaded, .batch_part = part});
+                    TrainStep::Options{.agrees = run_.regroup.survives(), .draws = !is_loaded, .batch_part = part});
 }
 
 // As as_usage(), with all that the error says: what holds the least of a budget, and where.

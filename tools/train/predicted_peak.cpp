@@ -23,7 +23,8 @@ struct GhostRun {
   TrainStep step;
   std::optional<nn::AsyncSaver> saver{};
 
-  GhostRun(const TrainConfig& c, const nn::JobMesh& mesh, std::int64_t data_vocabulary, const TrainStepOptions& options)
+  GhostRun(const TrainConfig& c, const nn::JobMesh& mesh, std::int64_t data_vocabulary,
+           const TrainStep::Options& options)
       : config(c), step(c, mesh, data_vocabulary, options) {
     const int parts = options.batch_part ? static_cast<int>(options.batch_part->all) : mesh.num_data_ranks();
     local_batch = train::local_batch(c, parts);

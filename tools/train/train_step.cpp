@@ -37,7 +37,7 @@ nn::CosineSchedule schedule_of(const TrainConfig& config) {
 }
 
 TrainStep::TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::int64_t data_vocabulary,
-                     const TrainStepOptions& options)
+                     const Options& options)
     : config_(config), mesh_(mesh), options_(options) {
   as_usage([&] { plan(data_vocabulary); });
   const nn::Seed seed{static_cast<std::uint64_t>(config_.seed)};
@@ -79,7 +79,7 @@ void TrainStep::make_state() {
 // on this rank, which trains another model too.
 void TrainStep::begin_captured(std::int64_t data_vocabulary) {
   const ProcessGroup& group = *mesh_.group();
-  TrainStepOptions asked = options_;
+  Options asked = options_;
   asked.draws = true;  // nobody loads a ghost
   ir::Program recorded = recorded_on_ghost(config_, group.rank(), group.size(), data_vocabulary, asked);
   try {

@@ -24,21 +24,6 @@
 
 namespace sherd::train {
 
-struct TrainStepOptions {
-  /// What a log of the job wants of an update: the loss averaged over the ranks with data of their own, and the norm of
-  /// the gradients; one all-reduce of one number each. Off: the loss is that of this rank's tokens, there is no norm,
-  /// so no clipping (optimizer.clip must be 0), and without a loss scale gradients that are not finite are applied like
-  /// any others.
-  bool metrics = true;
-  /// All ranks of the mesh agree before each update to make it (nn/optim/update_agreement.h), when loss and norm are
-  /// known. Needs metrics, the host, and what is offloaded to be nothing.
-  bool agrees = false;
-  /// Off: parameters have memory and no values; the first update is refused until all of them are loaded.
-  bool draws = true;
-  /// Where random rows are not to go by the mesh: of a run whose mesh has lost ranks (nn::set_batch_part()).
-  std::optional<nn::BatchPart> batch_part{};
-};
-
 /// The learning rates that [optimizer] describes, of a resolved config.
 nn::CosineSchedule schedule_of(const TrainConfig& config);
 
@@ -46,9 +31,23 @@ nn::CosineSchedule schedule_of(const TrainConfig& config);
 /// to it, loss_scale, [parallel], [model], [optimizer]. One per rank, on the rank's thread.
 class TrainStep {
  public:
+  struct Options {
+    /// What a log of the job wants of an update: the loss averaged over the ranks with data of their own, and the norm
+    /// of the gradients; one all-reduce of one number each. Off: the loss is that of this rank's tokens, there is no
+    /// norm, so no clipping (optimizer.clip must be 0), and without a loss scale gradients that are not finite are
+    /// applied like any others.
+    bool metrics = true;
+    /// All ranks of the mesh agree before each update to make it (nn/optim/update_agreement.h), when loss and norm are
+    /// known. Needs metrics, the host, and what is offloaded to be nothing.
+    bool agrees = false;
+    /// Off: parameters have memory and no values; the first update is refused until all of them are loaded.
+    bool draws = true;
+    /// Where random rows are not to go by the mesh: of a run whose mesh has lost ranks (nn::set_batch_part()).
+    std::optional<nn::BatchPart> batch_part{};
+  };
   /// All 0-d, on the device of the model.
   struct Result {
-    Tensor loss;           ///< mean nats per token, not scaled: of the job, or of this rank (TrainStepOptions::metrics)
+    Tensor loss;           ///< mean nats per token, not scaled: of the job, or of this rank (Options::metrics)
     Tensor grad_norm;      ///< before clipping, not scaled; undefined without metrics
     Tensor loss_scale;     ///< of this update; undefined if config.plan.loss_scale asks for none
     Tensor skipped_steps;  ///< this one included; undefined as well
@@ -60,8 +59,9 @@ class TrainStep {
   /// random numbers. All ranks of the mesh make one, but without communication. Throws ExitError of kUsage, the same on
   /// every rank: what resolve() refuses, a vocabulary that is too small, heads that do not divide by tp, ranks that
   /// would train models of their own.
-  TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::int64_t data_vocabulary,
-            const TrainStepOptions& options = {});
+  TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::int64_t data_vocabulary, const Options& options);
+  TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::int64_t data_vocabulary)
+      : TrainStep(config, mesh, data_vocabulary, Options()) {}
   TrainStep(const TrainStep&) = delete;
   TrainStep& operator=(const TrainStep&) = delete;
 
@@ -128,7 +128,7 @@ class TrainStep {
 
   TrainConfig config_;
   nn::JobMesh mesh_;
-  TrainStepOptions options_;
+  Options options_;
   std::unique_ptr<nn::LanguageModel> model_;
   std::unique_ptr<nn::AdamW> optimizer_;
   std::optional<nn::LossScaler> scaler_;
