@@ -177,10 +177,10 @@ class ModelReader {
 
 // ---- printing ----
 
-/// Members of an object, a line each at the top.
-class Members {
+/// JsonMembersText of an object, a line each at the top.
+class JsonMembersText {
  public:
-  explicit Members(std::string_view separator = ", ") : separator_(separator) {}
+  explicit JsonMembersText(std::string_view separator = ", ") : separator_(separator) {}
   void add(std::string_view name, std::string_view value) {
     text_ += fmt::format("{}{}: {}", text_.empty() ? "" : separator_, json_quoted(name), value);
   }
@@ -206,17 +206,17 @@ std::string print_rate(const Rate& rate, const std::string& file_source) {
 
 template <class Rates>
 std::string print_rates(const Rates& rates, const std::string& file_source) {
-  Members members;
+  JsonMembersText members;
   for (const auto& [of, rate] : rates) members.add(name(of), print_rate(rate, file_source));
   return members.text();
 }
 
-void print_into(Members& out, const FabricModel& model) {
+void print_into(JsonMembersText& out, const FabricModel& model) {
   out.add("alpha_s", fmt::format("{}", model.link.peer_seconds));
   out.add("beta_bytes_per_s", fmt::format("{}", model.link.bytes_per_second));
   out.add("call_s", fmt::format("{}", model.link.call_seconds));
   if (model.nics > 0) out.add("nics", std::to_string(model.nics));
-  Members curves;
+  JsonMembersText curves;
   bool has_curves = false;
   for (int m = 0; m < kNumMovements; ++m) {
     std::string points;
@@ -241,7 +241,7 @@ FabricModel parse_fabric_model(std::string_view text, std::string_view file) {
 }
 
 std::string print(const DeviceModel& model) {
-  Members out(",\n ");
+  JsonMembersText out(",\n ");
   out.add("device", json_quoted(model.name));
   out.add("cores", std::to_string(model.cores));
   out.add("memory_bytes", std::to_string(model.memory_bytes));
@@ -252,9 +252,9 @@ std::string print(const DeviceModel& model) {
   if (!model.rows.empty()) out.add("rows", print_rates(model.rows, model.source));
   out.add("read_bytes_per_s", print_rate(model.read, model.source));
   out.add("copy_bytes_per_s", print_rate(model.copied, model.source));
-  Members links, software;
+  JsonMembersText links, software;
   for (const auto& [name, link] : model.links) {
-    Members link_members;
+    JsonMembersText link_members;
     print_into(link_members, link);
     links.add(name, link_members.text());
   }
@@ -267,7 +267,7 @@ std::string print(const DeviceModel& model) {
 }
 
 std::string print(const FabricModel& model) {
-  Members out;
+  JsonMembersText out;
   out.add("fabric", json_quoted(model.name));
   print_into(out, model);
   return out.text() + "\n";

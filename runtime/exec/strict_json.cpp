@@ -11,16 +11,16 @@ namespace sherd {
 namespace {
 
 constexpr int kDeepest = 16;
-constexpr std::size_t kLongest = std::size_t{4} << 20;
-constexpr double kLargest = 1e18;
+constexpr std::size_t kLongestText = std::size_t{4} << 20;
+constexpr double kLargestNumber = 1e18;
 
 /// One pass over the text, by recursive descent.
-class Reader {
+class JsonReader {
  public:
-  Reader(std::string_view text, std::string_view file) : text_(text), file_(file) {}
+  JsonReader(std::string_view text, std::string_view file) : text_(text), file_(file) {}
 
   JsonValue whole() {
-    if (text_.size() > kLongest) refuse("the text has {} bytes; {} are read at most", text_.size(), kLongest);
+    if (text_.size() > kLongestText) refuse("the text has {} bytes; {} are read at most", text_.size(), kLongestText);
     JsonValue value = read(0);
     skip_blanks();
     if (!at_end()) refuse("there is more after the end of the value");
@@ -161,8 +161,8 @@ class Reader {
         is_digit(0) && !(digits[0] == '0' && is_digit(1)) && (point == digits.npos || is_digit(point + 1));
     if (error == std::errc::invalid_argument || end != word.data() + word.size() || !is_json)
       refuse("\"{}\" is no value", word.substr(0, 40));
-    if (error != std::errc() || !std::isfinite(number) || std::abs(number) > kLargest)
-      refuse("{} is no number up to {}", word.substr(0, 40), kLargest);
+    if (error != std::errc() || !std::isfinite(number) || std::abs(number) > kLargestNumber)
+      refuse("{} is no number up to {}", word.substr(0, 40), kLargestNumber);
     return number;
   }
 
@@ -182,7 +182,7 @@ const JsonValue* JsonValue::find(std::string_view name) const {
   return nullptr;
 }
 
-JsonValue parse_strict_json(std::string_view text, std::string_view file) { return Reader(text, file).whole(); }
+JsonValue parse_strict_json(std::string_view text, std::string_view file) { return JsonReader(text, file).whole(); }
 
 void JsonFile::throw_at(const JsonValue& at, const std::string& message) const {
   fail("{}: line {}, column {}: {}", file_, at.line, at.column, message);

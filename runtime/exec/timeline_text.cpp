@@ -21,14 +21,14 @@ namespace sherd {
 
 namespace {
 
-constexpr std::string_view kFirstLine = "sherd timeline 1";
-constexpr double kLargest = 1e18;
+constexpr std::string_view kTimelineHead = "sherd timeline 1";
+constexpr double kLargestValue = 1e18;
 
-bool is_plain(char c) { return c > ' ' && c < 0x7f && c != '"' && c != '\\'; }
+bool is_word_char(char c) { return c > ' ' && c < 0x7f && c != '"' && c != '\\'; }
 
 // Quoted where it is no word.
 void append_text(std::string& out, std::string_view text) {
-  if (!text.empty() && text != "-" && std::ranges::all_of(text, is_plain)) {
+  if (!text.empty() && text != "-" && std::ranges::all_of(text, is_word_char)) {
     out += text;
     return;
   }
@@ -41,9 +41,9 @@ void append_text(std::string& out, std::string_view text) {
 }
 
 /// Reads one line after the other.
-class Reader {
+class LineReader {
  public:
-  Reader(std::string_view text, std::string_view file) : text_(text), file_(file) {
+  LineReader(std::string_view text, std::string_view file) : text_(text), file_(file) {
     num_lines_ = static_cast<std::size_t>(std::ranges::count(text, '\n')) + 1;
   }
 
@@ -73,7 +73,7 @@ class Reader {
     if (line_[column_] != '"') {
       const std::size_t end = std::min(line_.find(' ', column_), line_.size());
       out = line_.substr(column_, end - column_);
-      if (out.empty() || !std::ranges::all_of(out, is_plain)) refuse("{} is no word", what);
+      if (out.empty() || !std::ranges::all_of(out, is_word_char)) refuse("{} is no word", what);
       column_ = end;
     } else {
       for (++column_; !at_end() && line_[column_] != '"'; ++column_) {
@@ -97,8 +97,8 @@ class Reader {
   }
   double number(std::string_view what, double least = 0) {
     const std::optional<double> value = parse_number(word(what));
-    if (!value || !std::isfinite(*value) || *value < least || std::abs(*value) > kLargest)
-      refuse("{} is a number from {} to {}", what, least, kLargest);
+    if (!value || !std::isfinite(*value) || *value < least || std::abs(*value) > kLargestValue)
+      refuse("{} is a number from {} to {}", what, least, kLargestValue);
     return *value;
   }
   std::int64_t integer(std::string_view what, std::int64_t least, std::int64_t most) {
@@ -125,15 +125,15 @@ class Reader {
   int number_ = 0;
 };
 
-constexpr auto kMost = static_cast<std::int64_t>(kLargest);
+constexpr auto kMostBytes = static_cast<std::int64_t>(kLargestValue);
 
 /// A timeline as it is read.
-class Parser {
+class TimelineParser {
  public:
-  Parser(std::string_view text, std::string_view file) : in_(text, file) {}
+  TimelineParser(std::string_view text, std::string_view file) : in_(text, file) {}
 
   Timeline run() {
-    if (!in_.next_line() || in_.line() != kFirstLine) in_.refuse("the first line is \"{}\"", kFirstLine);
+    if (!in_.next_line() || in_.line() != kTimelineHead) in_.refuse("the first line is \"{}\"", kTimelineHead);
     read_header();
     while (in_.next_line()) {
       const std::string kind = in_.word("what the line is");
@@ -163,7 +163,7 @@ class Parser {
     in_.end();
     if (!in_.next_line()) in_.refuse("the text ends where \"base\" is wanted");
     in_.expect("base");
-    for (std::int64_t& bytes : out_.base) bytes = in_.integer("bytes", -kMost, kMost);
+    for (std::int64_t& bytes : out_.base) bytes = in_.integer("bytes", -kMostBytes, kMostBytes);
     in_.end();
   }
   void read_group() {
@@ -235,7 +235,7 @@ class Parser {
     in_.refuse("there is no group \"{}\" before this line", name.substr(0, 60));
   }
   std::uint32_t item_named(std::string_view text) {
-    const std::int64_t item = in_.integer_of(text, "an item", 0, kMost);
+    const std::int64_t item = in_.integer_of(text, "an item", 0, kMostBytes);
     if (static_cast<std::size_t>(item) >= is_there_.size() || !is_there_[static_cast<std::size_t>(item)])
       in_.refuse("there is no item {} before this line", item);
     return static_cast<std::uint32_t>(item);
@@ -257,7 +257,7 @@ class Parser {
   }
   void read_memory() {
     const MemoryCategory category = in_.named("category of memory", kCategories);
-    out_.changes.push_back({category, in_.integer("bytes", -kMost, kMost)});
+    out_.changes.push_back({category, in_.integer("bytes", -kMostBytes, kMostBytes)});
     add(Timeline::Kind::memory, out_.changes.size() - 1);
   }
 
@@ -270,7 +270,7 @@ class Parser {
       MemoryCategory::parameters,  MemoryCategory::unsharded,     MemoryCategory::gradients, MemoryCategory::optimizer,
       MemoryCategory::activations, MemoryCategory::communication, MemoryCategory::workspace};
 
-  Reader in_;
+  LineReader in_;
   Timeline out_;
   std::vector<bool> is_there_;
   Timeline::Text module_ = 0;
@@ -284,7 +284,7 @@ void append_list(std::string& out, std::string_view label, std::string list) {
 }  // namespace
 
 std::string Timeline::print() const {
-  std::string out = fmt::format("{}\nrank {} of {}\nbase", kFirstLine, rank, ranks);
+  std::string out = fmt::format("{}\nrank {} of {}\nbase", kTimelineHead, rank, ranks);
   for (const std::int64_t bytes : base) out += fmt::format(" {}", bytes);
   out += '\n';
   const auto add_text = [&](Text index) {
@@ -342,6 +342,6 @@ std::string Timeline::print() const {
   return out;
 }
 
-Timeline Timeline::parse(std::string_view text, std::string_view file) { return Parser(text, file).run(); }
+Timeline Timeline::parse(std::string_view text, std::string_view file) { return TimelineParser(text, file).run(); }
 
 }  // namespace sherd

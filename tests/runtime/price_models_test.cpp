@@ -10,17 +10,17 @@
 namespace sherd::testing {
 namespace {
 
-constexpr std::string_view kCard = R"({"device": "card", "cores": 4, "memory_bytes": 80e9, "launch_s": 2e-6,
+constexpr std::string_view kCardModel = R"({"device": "card", "cores": 4, "memory_bytes": 80e9, "launch_s": 2e-6,
  "flops": {"bf16": {"curve": [[1e6, 1e12], [1e8, 3e12]], "source": "measured"}, "f32": 5e11},
  "attention": {"bf16": {"value": 2e12, "source": "guess"}},
  "rows": {"pointwise": 1e9}, "read_bytes_per_s": 2e9, "peak_flops": 4e12,
  "links": {"wire": {"alpha_s": 1e-6, "beta_bytes_per_s": 1e9, "nics": 2}},
  "software": {"eager": {"value": 1.5, "source": "row 1"}}, "source": "a sheet"})";
 
-DeviceModel card() { return parse_device_model(kCard, "card.json"); }
+DeviceModel card_model() { return parse_device_model(kCardModel, "card.json"); }
 
 TEST(DeviceModel, ACallTakesItsWorkAtTheRateOfItsKindAndSize) {
-  const DeviceModel d = card();
+  const DeviceModel d = card_model();
   EXPECT_DOUBLE_EQ(d.seconds({WorkKind::contraction, DType::bf16, 1e6, 0}), 2e-6 + 1e6 / 1e12);
   EXPECT_DOUBLE_EQ(d.seconds({WorkKind::contraction, DType::bf16, 1e7, 0}), 2e-6 + 1e7 / 2e12) << "half way in log";
   EXPECT_DOUBLE_EQ(d.seconds({WorkKind::contraction, DType::bf16, 1e9, 0}), 2e-6 + 1e9 / 3e12) << "the last rate";
@@ -36,7 +36,7 @@ TEST(DeviceModel, ACallTakesItsWorkAtTheRateOfItsKindAndSize) {
 }
 
 TEST(DeviceModel, NumbersKeepTheirSourceAndReadBackToTheBit) {
-  const DeviceModel d = card();
+  const DeviceModel d = card_model();
   EXPECT_EQ(d.products.at(DType::bf16).source, "measured");
   EXPECT_EQ(d.products.at(DType::f32).source, "a sheet");
   EXPECT_EQ(d.software.at("eager").source, "row 1");
@@ -62,36 +62,35 @@ TEST(FabricModel, MeasuredSecondsBeatTheFormula) {
   EXPECT_EQ(print(parse_fabric_model(print(f), "again")), print(f));
 }
 
-std::string with(std::string_view from, std::string_view to) {
-  std::string text(kCard);
+std::string card_with(std::string_view from, std::string_view to) {
+  std::string text(kCardModel);
   const std::size_t at = text.find(from);
   EXPECT_NE(at, text.npos) << from;
   return text.replace(at, from.size(), to);
 }
 
 TEST(DeviceModel, WrongFilesAreRefusedByLineAndColumn) {
-  const auto refuse = [](const std::string& text, std::vector<std::string> parts) {
-    parts.insert(parts.begin(), "card.json: line ");
-    parts.insert(parts.begin() + 1, ", column ");
+  const auto refuse = [](const std::string& text, std::initializer_list<std::string_view> parts) {
+    expect_error([&] { parse_device_model(text, "card.json"); }, {"card.json: line ", ", column "});
     expect_error([&] { parse_device_model(text, "card.json"); }, parts);
   };
-  refuse(with("\"cores\": 4", "\"coers\": 4"), {"line 1, column 28", "\"coers\"", "did you mean cores"});
-  refuse(with("\"launch_s\": 2e-6,", ""), {"\"launch_s\" is missing"});
-  refuse(with("[1e8, 3e12]", "[1e8, 1e15]"), {"line 2", "a curve that falls"});
-  refuse(with("[1e8, 3e12]", "[1e5, 3e12]"), {"line 2", "after 1000000"});
-  refuse(with("[1e8, 3e12]", "[1e8]"), {"[size, per second]"});
-  refuse(with("\"f32\": 5e11", "\"f31\": 5e11"), {"f31"});
-  refuse(with("\"f32\": 5e11", "\"f32\": 0"), {"more than 0"});
-  refuse(with("\"f32\": 5e11", "\"f32\": -1"), {"-1"});
-  refuse(with("\"f32\": 5e11", "\"f32\": 1e19"), {"1e19", "no number up to 1e+18"});
-  refuse(with("\"f32\": 5e11", "\"f32\": 1e999"), {"no number up to"});
-  refuse(with("\"f32\": 5e11", "\"f32\": NaN"), {"\"NaN\" is no value"});
-  refuse(with("\"f32\": 5e11", "\"bf16\": 5e11"), {"\"bf16\" comes twice"});
-  refuse(with("\"pointwise\"", "\"pointless\""), {"pointless", "pointwise"});
-  refuse(with("\"nics\": 2", "\"nics\": 1.5"), {"\"nics\" is 1.5", "whole number"});
-  refuse(with("80e9", "\"many\""), {"\"memory_bytes\" is a text; give a number"});
-  refuse(std::string(kCard).substr(0, 200), {"the text ends"});
-  refuse(std::string(kCard) + "x", {"more after the end"});
+  refuse(card_with("\"cores\": 4", "\"coers\": 4"), {"line 1, column 29", "\"coers\"", "did you mean cores"});
+  refuse(card_with("\"launch_s\": 2e-6,", ""), {"\"launch_s\" is missing"});
+  refuse(card_with("[1e8, 3e12]", "[1e8, 1e15]"), {"line 2", "a curve that falls"});
+  refuse(card_with("[1e8, 3e12]", "[1e5, 3e12]"), {"line 2", "after 1000000"});
+  refuse(card_with("[1e8, 3e12]", "[1e8]"), {"[size, per second]"});
+  refuse(card_with("\"f32\": 5e11", "\"f31\": 5e11"), {"f31"});
+  refuse(card_with("\"f32\": 5e11", "\"f32\": 0"), {"more than 0"});
+  refuse(card_with("\"f32\": 5e11", "\"f32\": -1"), {"-1"});
+  refuse(card_with("\"f32\": 5e11", "\"f32\": 1e19"), {"1e19", "no number up to 1e+18"});
+  refuse(card_with("\"f32\": 5e11", "\"f32\": 1e999"), {"no number up to"});
+  refuse(card_with("\"f32\": 5e11", "\"f32\": NaN"), {"\"NaN\" is no value"});
+  refuse(card_with("\"f32\": 5e11", "\"bf16\": 5e11"), {"\"bf16\" comes twice"});
+  refuse(card_with("\"pointwise\"", "\"pointless\""), {"pointless", "pointwise"});
+  refuse(card_with("\"nics\": 2", "\"nics\": 1.5"), {"\"nics\" is 1.5", "whole number"});
+  refuse(card_with("80e9", "\"many\""), {"\"memory_bytes\" is a text; give a number"});
+  refuse(std::string(kCardModel).substr(0, 100), {"the text ends"});
+  refuse(std::string(kCardModel) + "x", {"more after the end"});
   refuse(std::string(100, '['), {"nest deeper"});
   refuse("", {"the text ends"});
 }
@@ -101,8 +100,8 @@ TEST(DeviceModel, HostileTextsAreErrorsWithTheirPlace) {
   std::mt19937 random(36);
   int num_read = 0;
   for (int i = 0; i < 10000; ++i) {
-    std::string text(kCard);
-    for (int changes = 1 + static_cast<int>(random() % 3); changes > 0; --changes) {
+    std::string text(kCardModel);
+    for (int changes = 1 + static_cast<int>(random() % 3); changes > 0 && !text.empty(); --changes) {
       const std::size_t at = random() % text.size();
       const unsigned kind = random() % 4;
       if (kind == 0) text[at] = static_cast<char>(random() % 256);
