@@ -1,4 +1,4 @@
-// Ranks on hosts. Oracles: groups listed by hand, and the bandwidths of 16 ranks on two hosts.
+// RankList on hosts. Oracles: groups listed by hand, and the bandwidths of 16 ranks on two hosts.
 #include <gtest/gtest.h>
 
 #include "runtime/exec/cluster.h"
@@ -7,16 +7,16 @@
 namespace sherd::testing {
 namespace {
 
-using Ranks = std::vector<int>;
+using RankList = std::vector<int>;
 
 TEST(RankGrid, IsFoundFromTheRanksOfAGroup) {
-  EXPECT_EQ(RankGrid::of(Ranks{3}).text(), "1");
-  EXPECT_EQ(RankGrid::of(Ranks{0, 1, 2, 3}).text(), "4x1");
-  EXPECT_EQ(RankGrid::of(Ranks{1, 9}).text(), "2x8");
-  EXPECT_EQ(RankGrid::of(Ranks{0, 1, 4, 5, 8, 9}).text(), "3x4,2x1");
+  EXPECT_EQ(RankGrid::of(RankList{3}).text(), "1");
+  EXPECT_EQ(RankGrid::of(RankList{0, 1, 2, 3}).text(), "4x1");
+  EXPECT_EQ(RankGrid::of(RankList{1, 9}).text(), "2x8");
+  EXPECT_EQ(RankGrid::of(RankList{0, 1, 4, 5, 8, 9}).text(), "3x4,2x1");
   for (const char* text : {"1", "4x1", "2x8,4x1", "2x16,2x4,2x1"}) EXPECT_EQ(RankGrid::parse(text).text(), text);
-  expect_error([] { RankGrid::of(Ranks{0, 1, 3}); }, {"no "});
-  expect_error([] { RankGrid::of(Ranks{0, 1, 4, 6}); }, {"0,1,4,6"});
+  expect_error([] { RankGrid::of(RankList{0, 1, 3}); }, {"no "});
+  expect_error([] { RankGrid::of(RankList{0, 1, 4, 6}); }, {"0,1,4,6"});
   for (const char* text : {"", "x", "2x", "2", "2x3,2x2", "1x1", "2x0", "-2x1", "2x1,", "9999999999x1"})
     expect_error([&] { RankGrid::parse(text); }, {text});
 }
@@ -25,7 +25,7 @@ TEST(RankGrid, NumbersGroupsByTheirFirstRank) {
   const RankGrid grid = RankGrid::parse("2x8,2x1");  // of 16 ranks: {0,1,8,9}, {2,3,10,11}, ...
   EXPECT_EQ(grid.size(), 4);
   EXPECT_EQ(grid.first(11), 2);
-  EXPECT_EQ(grid.members(11), (Ranks{2, 3, 10, 11}));
+  EXPECT_EQ(grid.members(11), (RankList{2, 3, 10, 11}));
   EXPECT_NO_THROW(grid.check_divides(32));
   expect_error([&] { grid.check_divides(24); }, {"2x8,2x1", "24 ranks"});
 }
