@@ -3,7 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <regex>
+
 #include "tests/support/expect_error.h"
+#include "tests/support/source_path.h"
 
 namespace sherd::testing {
 namespace {
@@ -32,6 +37,28 @@ TEST(Price, ATextThatIsNoneIsRefusedByItsLine) {
   expect_error([] { parse_prices("link 1 0 0 gather dp\n"); }, {"line 1", "0 bytes/s"});
   expect_error([] { parse_prices("link -1 0 1 gather dp\n"); }, {"line 1", "-1 s"});
   expect_error([] { parse_prices("row 1 add\nrow 2 add\n"); }, {"line 2", "\"add\"", "second price"});
+}
+
+TEST(Price, BytesOnTheWireAreThoseOfARing) {
+  EXPECT_DOUBLE_EQ(wire_bytes(Movement::gather, 4, 4096), 3072);
+  EXPECT_DOUBLE_EQ(wire_bytes(Movement::reduce_all, 4, 4096), 2 * 3072) << "round twice";
+  EXPECT_DOUBLE_EQ(wire_bytes(Movement::all_to_all, 2, 4096), 2048);
+  EXPECT_DOUBLE_EQ(wire_bytes(Movement::scatter, 1, 4096), 0);
+}
+
+// Shares of a ring, and bytes over a bandwidth, are divided in one file.
+TEST(Price, OneFileHasTheFormulaOfLinks) {
+  const std::regex share(R"(bytes\w*\)? ?\*.*- 1\) ?/|/ ?[\w.>()-]*bytes_per_second)");
+  std::vector<std::string> found;
+  for (const char* folder : {"runtime", "dtensor", "compile", "nn", "tools"})
+    for (const auto& file : std::filesystem::recursive_directory_iterator(source_path(folder))) {
+      const std::string end = file.path().extension();
+      if (end != ".cpp" && end != ".h" && end != ".cu") continue;
+      std::ifstream in(file.path());
+      for (std::string line; std::getline(in, line);)
+        if (std::regex_search(line.substr(0, line.find("//")), share)) found.push_back(file.path().filename());
+    }
+  EXPECT_EQ(found, (std::vector<std::string>{"price.cpp", "price.cpp"}));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "runtime/exec/price.h"
 #include "runtime/tensor/error.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/models.h"
@@ -27,7 +28,7 @@ struct Pace {
   double received_bytes;  ///< per step and rank
   explicit Pace(const Answers& side)
       : compute_seconds(side.median("/computing_seconds")),
-        received_bytes(side.median("/comm_bytes") * (kRanks - 1) / kRanks) {}
+        received_bytes(wire_bytes(Movement::gather, kRanks, side.median("/comm_bytes"))) {}
   double comm_seconds() const { return compute_seconds / 2; }
   double bytes_per_second() const { return received_bytes / comm_seconds(); }
 };
@@ -92,18 +93,21 @@ struct TwoLinks {
   double speedup() const { return std::max(compute, flat) / std::max(compute, hybrid); }
 };
 
-// The formula of runtime/comm/group/link.h, without latency. Links work at the same time; a flat axis over both is as
-// slow as the outer one. Compute is what a whole step takes without links: ranks may share cores.
+// Links without latency work at the same time; a flat axis over both is as slow as the outer one. Compute is what a
+// whole step takes without links: ranks may share cores.
 TwoLinks two_links(BenchRun& run) {
   const std::string hybrid = "step --model {blocks16|tiny} --strategy hybrid_shard --mesh replicate=2,dp=2";
   const Outcome free = held("hsdp pace", {.ours = hybrid, .request = "4", .ranks = kAll, .rounds = 2})(run);
-  const auto once = [](double bytes, int ranks) { return bytes * (ranks - 1) / ranks; };
-  const double gathered = free.ours.median("/comm_bytes"), summed = 2 * once(free.ours.median("/sum_bytes"), kReplicas);
+  const double gathered = free.ours.median("/comm_bytes"),
+               summed = wire_bytes(Movement::reduce_all, kReplicas, free.ours.median("/sum_bytes"));
+  const auto gather_seconds = [&](double bytes_per_second, int ranks) {
+    return LinkPrice{0, 0, bytes_per_second}.seconds(Movement::gather, ranks, gathered);
+  };
   TwoLinks links{.compute = free.ours.median()};
   links.outer = links.compute / 2;
   links.bytes_per_second = summed / links.outer;
-  links.hybrid = std::max(links.outer, once(gathered, kShards) / (kInnerIsFaster * links.bytes_per_second));
-  links.flat = once(gathered, kAll) / links.bytes_per_second;
+  links.hybrid = std::max(links.outer, gather_seconds(kInnerIsFaster * links.bytes_per_second, kShards));
+  links.flat = gather_seconds(links.bytes_per_second, kAll);
   const std::string outer = fmt::format("{},0", links.bytes_per_second);
   const std::string flat = "step --model {blocks16|tiny} --strategy full_shard --mesh dp=4 --link " + outer;
   const std::string apart = fmt::format(" --link dp={},0;replicate={}", kInnerIsFaster * links.bytes_per_second, outer);
