@@ -7,6 +7,7 @@ namespace sherd {
 
 TimelineRecording::TimelineRecording(Timeline& timeline, const Site& site)
     : timeline_(timeline),
+      world_(site.world),
       context_(RankContext::current()),
       allocator_(context_.allocator(site.device)),
       outer_(allocator_.watcher()) {
@@ -45,7 +46,7 @@ std::uint32_t TimelineRecording::group_of(const WireUse& wire) {
     if (timeline_.text(timeline_.groups[i].name) == wire.group) return static_cast<std::uint32_t>(i);
   check(wire.grid != nullptr, "the ranks of the group {} are no grid of the job's, so that nothing prices it",
         wire.group);
-  const std::string_view label = wire.group.substr(0, wire.group.find('#'));
+  const std::string_view label = wire.group == "world" ? world_ : wire.group.substr(0, wire.group.find('#'));
   timeline_.groups.push_back({timeline_.intern(wire.group), timeline_.intern(label), *wire.grid});
   return static_cast<std::uint32_t>(timeline_.groups.size() - 1);
 }

@@ -32,6 +32,7 @@ class TimelineRecording final : public AllocationWatcher, NoCopy {
   struct Site {
     int rank = 0, ranks = 1;
     Device device{};
+    std::string world = "world";  ///< label of the group of all: on a mesh of one axis that axis' name
   };
   TimelineRecording(Timeline& timeline, const Site& site);
   ~TimelineRecording();
@@ -65,6 +66,7 @@ class TimelineRecording final : public AllocationWatcher, NoCopy {
   std::uint32_t group_of(const WireUse& wire);
 
   Timeline& timeline_;
+  const std::string world_;
   RankContext& context_;
   Allocator& allocator_;
   AllocationWatcher* const outer_;
