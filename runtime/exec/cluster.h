@@ -19,6 +19,8 @@ struct Cluster {
   std::optional<FabricModel> out;  ///< between hosts; needed where there are several
   /// Shaped links by the axis' label ("dp"); "" is of all axes without one. They replace the fabrics.
   std::map<std::string, LinkPrice, std::less<>> axes{};
+  /// Measured seconds of calls by row and shapes, "linear f32[2,3] f32[4,3]": they come before the device's rates.
+  std::map<std::string, double, std::less<>> calls{};
   double software = 1;  ///< factor of seconds of compute: a value of device.software
 };
 

@@ -100,7 +100,15 @@ class Builder {
     const Timeline& timeline = *program.timeline;
     const DeviceModel& device = world_.cluster.device;
     program.call_seconds.reserve(timeline.calls.size());
+    const auto& measured = world_.cluster.calls;
     for (const Timeline::Call& call : timeline.calls) {
+      if (!measured.empty()) {
+        const auto own = measured.find(fmt::format("{} {}", timeline.text(call.op), timeline.text(call.shapes)));
+        if (own != measured.end()) {
+          program.call_seconds.push_back(own->second);
+          continue;
+        }
+      }
       program.call_seconds.push_back(device.seconds(call.work) * world_.cluster.software);
       if (!world_.is_extrapolated && !device.covers(call.work)) world_.is_extrapolated = true;
     }

@@ -156,6 +156,14 @@ TEST(Simulate, CopiesOfARankAreItsOwn) {
   EXPECT_EQ(s.axes[0].fabric, "copy");
 }
 
+TEST(Simulate, MeasuredCallsComeBeforeRates) {
+  Cluster cluster = seconds_cluster(1);
+  cluster.calls["linear y"] = 0.5;
+  cluster.software = 2;
+  const Timeline t = timeline_of(1, "", compute_line(3) + "call linear contraction f32 3 0 y\n");
+  EXPECT_DOUBLE_EQ(simulate(t, cluster).seconds, 2 * 3 + 0.5);
+}
+
 TEST(Simulate, ThePeakHasItsPlaceAndMoment) {
   const Timeline t = timeline_of(1, "",
                                  "memory parameters 5\nat b0 forward\nmemory activations 10\n" + compute_line(2) +
