@@ -323,7 +323,8 @@ std::size_t HostQueue::num_failures() const {
 void HostQueue::await(std::uint64_t sequence) {
   const bool is_owner = this->is_owner();
   if (!is_done(sequence)) {
-    if (RankContext* const context = RankContext::current_or_null(); is_owner && !skews_of_item && context->timeline)
+    if (RankContext* const context = RankContext::current_or_null();
+        context && context->timeline && is_owner && !skews_of_item)
       context->timeline->waited(*this, sequence, Timeline::Why::touch);
     const WaitClock clock(*this, is_owner);
     const std::uint64_t first = done_.load(std::memory_order_acquire) + 1;
