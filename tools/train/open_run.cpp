@@ -186,8 +186,9 @@ void RunStart::agree_on_config() {
 
 void RunStart::open_group() {
   if (config_.threads > 0) set_threads(static_cast<int>(config_.threads));
-  group_.set_deadline(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(config_.deadline)));
+  const auto deadline =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(config_.deadline));
+  group_.set_deadline(deadline);
   run_.saves.emplace(config_, group_);
   Picks& picks = picks_of_rank();
   picks.is_reproducible = picks.is_reproducible || config_.reproducible;
@@ -202,6 +203,7 @@ void RunStart::open_group() {
   as_usage([&] {
     auto [group, text] = chosen_group(run_.group, run_.device, config_.group, config_.sums);
     run_.group = std::move(group);
+    run_.group->set_deadline(deadline);
     run_.group_text = text.empty() ? "" : text + ", ";
     run_.mesh.emplace(config_.plan.mesh, run_.group);  // its groups have the deadline of this one
     config_.link.shape(*run_.mesh);

@@ -10,11 +10,15 @@ void check_data(const void* data, std::int64_t count) {
   check(data != nullptr || count == 0, "the data pointer is null but there are {} elements", count);
 }
 
-void add_flat(Fingerprint& call, const CollectivePart& part, const void* data) {
+void check_flat(const CollectivePart& part, const void* data) {
   check(part.counts.size() == 1, "a tensor has {} counts, it takes one", part.counts.size());
   const std::int64_t count = part.counts[0];
   check(count >= 0, "the count is {}; counts must not be negative", count);
   check_data(data, count);
+}
+
+void add_flat(Fingerprint& call, const CollectivePart& part, const void* data) {
+  check_flat(part, data);
   call.add_part(part.dtype, part.counts);
 }
 

@@ -10,7 +10,9 @@ namespace sherd::comm {
 
 /// Throws Error if there are elements and no address.
 void check_data(const void* data, std::int64_t count);
-/// ... unless the part has one count and room for it; adds it to the call.
+/// ... unless the part has one count and room for it.
+void check_flat(const CollectivePart& part, const void* data);
+/// Adds such a part to the call.
 void add_flat(Fingerprint& call, const CollectivePart& part, const void* data);
 /// ... if the types in which a part of a reduction starts, travels and arrives differ and are not all floats.
 void check_casts(const CollectivePart& part);

@@ -92,30 +92,26 @@ void swap(const CollectivePart& part, Readers& readers) {
   }
 }
 
-void check_gather(Fingerprint& fingerprint, const CollectivePart& part, int rank, int size) {
+void check_gather(const CollectivePart& part, int rank, int size) {
   check_counts(part.counts, size, part.blocks);
   check_data(part.out.address, sum(part.counts));
   check_source(part);
   if (!part.is_in_place(rank)) check_data(part.in.address, part.counts[static_cast<std::size_t>(rank)]);
-  fingerprint.add_part(part.out_type(), part.counts, part.dtype, part.blocks);
 }
 
-void check_scatter(Fingerprint& fingerprint, const CollectivePart& part, const ReduceOptions& options, int rank,
-                   int size) {
+void check_scatter(const CollectivePart& part, const ReduceOptions& options, int rank, int size) {
   check_counts(part.counts, size, part.blocks);
   check_data(part.in.address, sum(part.counts));
   check_data(part.out.address, part.counts[static_cast<std::size_t>(rank)]);
   check_reducible(part.dtype, options);
   check_casts(part);
-  fingerprint.add_part(part.wire_type(), part.counts, part.dtype, part.blocks);
 }
 
-void check_swap(Fingerprint& fingerprint, const CollectivePart& part, int size) {
+void check_swap(const CollectivePart& part, int size) {
   check_counts(part.counts, size);
   check_counts(part.out_counts, size);
   check_data(part.in.address, sum(part.counts));
   check_data(part.out.address, sum(part.out_counts));
-  fingerprint.add_part(part.dtype, {});
 }
 
 /// The elements of an all_reduce or a broadcast, which may be where they go.
@@ -123,22 +119,17 @@ const void* source_of(const CollectivePart& part) { return part.in.address ? par
 
 }  // namespace
 
-void add_parts(Fingerprint& fingerprint, const Collective& call, int rank, int size) {
-  if (call.op == CommOp::barrier) return fingerprint.close_without_list();
+void check_parts(const Collective& call, int rank, int size) {
   if (call.op == CommOp::broadcast)
     check(call.peer >= 0 && call.peer < size, "the root is {}, the group has {} ranks; give a root in 0..{}", call.peer,
           size, size - 1);
-  const bool reduces = call.op == CommOp::reduce_scatter || call.op == CommOp::all_reduce;
   for (const CollectivePart& part : call.parts) {
-    if (call.op == CommOp::all_gather) check_gather(fingerprint, part, rank, size);
-    else if (call.op == CommOp::reduce_scatter) check_scatter(fingerprint, part, call.reduction, rank, size);
-    else if (call.op == CommOp::all_to_all) check_swap(fingerprint, part, size);
-    else add_flat(fingerprint, part, part.out.address);
+    if (call.op == CommOp::all_gather) check_gather(part, rank, size);
+    else if (call.op == CommOp::reduce_scatter) check_scatter(part, call.reduction, rank, size);
+    else if (call.op == CommOp::all_to_all) check_swap(part, size);
+    else check_flat(part, (call.op == CommOp::send ? part.in : part.out).address);
     if (call.op == CommOp::all_reduce) check_reducible(part.dtype, call.reduction);
   }
-  if (reduces) fingerprint.close_with_reduction(call.reduction);
-  else if (call.op == CommOp::broadcast) fingerprint.close_with_root(call.peer);
-  else fingerprint.close();
 }
 
 std::string bytes_for(const Collective& call, int peer, int rank) {

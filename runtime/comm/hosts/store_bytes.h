@@ -6,12 +6,11 @@
 #include <string_view>
 
 #include "runtime/comm/group/collective.h"
-#include "runtime/comm/group/fingerprint.h"
 
 namespace sherd::comm {
 
-/// Adds the list of a call of all ranks to its fingerprint and closes it. Throws Error if the call is wrong.
-void add_parts(Fingerprint& fingerprint, const Collective& call, int rank, int size);
+/// Throws Error if the call is wrong.
+void check_parts(const Collective& call, int rank, int size);
 /// What `rank` has for `peer`; for all alike but of reduce_scatter and all_to_all.
 std::string bytes_for(const Collective& call, int peer, int rank);
 /// Writes the results of `rank`. `received`, by rank, has its own bytes too.

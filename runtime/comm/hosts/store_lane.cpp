@@ -63,30 +63,40 @@ void StoreLane::begin_epoch() {
 }
 
 Fingerprint StoreLane::opened(const Collective& call) {
-  const int root = call.peer;
+  const int peer = call.peer;
   if (call.op == CommOp::send || call.op == CommOp::recv) {
-    check(root >= 0 && root < size() && root != rank(), "the peer is rank {}; give another rank of the {} in the group",
-          root, size());
-    const auto way = call.op == CommOp::send ? std::pair(rank(), root) : std::pair(root, rank());
+    check(peer >= 0 && peer < size() && peer != rank(), "the peer is rank {}; give another rank of the {} in the group",
+          peer, size());
+    const auto way = call.op == CommOp::send ? std::pair(rank(), peer) : std::pair(peer, rank());
     Fingerprint of_pair =
-        Fingerprint::of_pair(call.op, ++pairs_[way], lane_, group_.family_rank(root), group_.members());
-    for (const CollectivePart& part : call.parts)
-      add_flat(of_pair, part, (call.op == CommOp::send ? part.in : part.out).address);
-    of_pair.close();
+        Fingerprint::of_pair(call.op, ++pairs_[way], lane_, group_.family_rank(peer), group_.members());
+    describe(call, of_pair);
     return of_pair;
   }
   Fingerprint opened(call.op, ++sequence_, lane_, group_.members());
-  add_parts(opened, call, rank(), size());
+  describe(call, opened);
   return opened;
 }
 
-void StoreLane::run(const Collective& call) {
+void StoreLane::run(const Collective& call) { enter(call, /*moves=*/true); }
+
+void StoreLane::meet(const Collective& call) { enter(call, /*moves=*/false); }
+
+std::string StoreLane::failure() {
+  std::vector<int> others;
+  for (const int r : up_to(size()))
+    if (r != rank()) others.push_back(group_.family_rank(r));
+  return group_.family().failure(others);
+}
+
+void StoreLane::enter(const Collective& call, bool moves) {
   const auto start = Clock::now();
   StoreFamily& family = group_.family();
   family.check_usable();
   begin_epoch();
   Fingerprint fingerprint;
   try {
+    if (moves) check_parts(call, rank(), size());
     fingerprint = opened(call);
   } catch (const Error& error) {  // peers may be on their way into the call
     const std::string text = fmt::format("{}: {}", comm::name(call.op), error.message());
@@ -94,7 +104,7 @@ void StoreLane::run(const Collective& call) {
     throw Error(text);
   }
   try {
-    move(call, fingerprint);
+    move(moves ? call : Collective{.op = call.op, .peer = call.peer}, fingerprint);
   } catch (const CommError& error) {
     family.poison(error.message());
     family.check_usable();  // throws the first reason that any rank has given
@@ -102,6 +112,10 @@ void StoreLane::run(const Collective& call) {
     family.poison(fmt::format("rank {} failed in {}: {}", family.rank(), fingerprint.text(), error.what()));
     throw;
   }
+  count(call, start);
+}
+
+void StoreLane::count(const Collective& call, Clock::time_point start) {
   if (Link* const link = group_.link()) std::this_thread::sleep_until(link->pass(Clock::now(), call.op, call.bytes()));
   const std::lock_guard lock(counts_mutex_);
   if (!is_agreeing()) {

@@ -27,6 +27,8 @@ class StoreLane : public HostGroup {
   HostGroup& lane(std::string_view queue) override;
   HostGroup& lane(int index) override;
   void run(const Collective& call) override;
+  void meet(const Collective& call) override;
+  std::string failure() override;
   std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label) override;
   void abort(std::string_view reason) override;
   void reset() override;
@@ -45,6 +47,8 @@ class StoreLane : public HostGroup {
 
   void begin_epoch();
   Fingerprint opened(const Collective& call);
+  void enter(const Collective& call, bool moves);
+  void count(const Collective& call, Clock::time_point start);
   void move(const Collective& call, const Fingerprint& fingerprint);
   void exchange(const Fingerprint& call, bool is_for_all, const std::vector<std::string>& bytes,
                 std::vector<std::string>& received);

@@ -6,15 +6,17 @@
 #include <vector>
 
 #include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/device_group.h"
 #include "runtime/comm/group/staged_group.h"
 #include "runtime/comm/hosts/store_group.h"
 #include "runtime/comm/job/rank_info.h"
 #include "runtime/exec/backend.h"
 #include "runtime/exec/context.h"
 #include "runtime/os/host_name.h"
+#include "runtime/os/settings.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/indices.h"
-#include "runtime/tensor/nearest.h"
+#include "runtime/tensor/quantity.h"
 
 namespace sherd {
 
@@ -26,8 +28,8 @@ using Kind = GroupChoice::Kind;
 constexpr std::array<std::string_view, 5> kNames{"auto", "shm", "thread", "nccl", "staged"};
 
 struct DeviceFacts {
-  std::string uuid;
-  Facts alike;  // what must be the same for ranks that compute together
+  std::string uuid, nccl;  // the latter a version, or "none"
+  Facts alike;             // what must be the same for ranks that compute together
 };
 
 DeviceFacts facts_of(Device device) {
@@ -39,6 +41,8 @@ DeviceFacts facts_of(Device device) {
       check(uuid != value.npos, "{}: {}", name, value);
       facts.uuid = value.substr(uuid + 2);
       facts.alike.emplace_back("the GPU", value.substr(0, uuid));
+    } else if (name == "NCCL") {
+      facts.nccl = value.substr(0, value.find_first_of(",:"));
     } else if (std::ranges::find(kAlike, name) != std::end(kAlike)) {
       facts.alike.emplace_back(name, value.substr(0, value.find_first_of(",:")));  // without its path
     }
@@ -46,15 +50,40 @@ DeviceFacts facts_of(Device device) {
   return facts;
 }
 
-// Returns the uuid of this rank's device. Errors are the same on all ranks.
-std::string compare_devices(ProcessGroup& host, Device device) {
+// Returns this rank's. Errors are the same on all ranks.
+DeviceFacts compare_devices(ProcessGroup& host, Device device) {
   DeviceFacts facts;
   together(host, [&] { facts = facts_of(device); });
   agree(
       host, facts.alike,
       {"ranks compute on unlike devices, or with other libraries",
        "start them where both are the same (CUDA_VISIBLE_DEVICES hides devices; `sherd info` lists what a host has)"});
-  return facts.uuid;
+  return facts;
+}
+
+// Why the ranks have no group over NCCL: the reason of the lowest that has none. The same on all.
+std::string why_no_library(ProcessGroup& host, Device device) {
+  const std::vector<std::string> reasons = gather_text(host, why_no_device_group(device));
+  for (const std::size_t r : indices(reasons))
+    if (!reasons[r].empty()) return fmt::format("rank {} has none: {}", r, reasons[r]);
+  return {};
+}
+
+// NCCL 2.30 and newer take several ranks on one device, by request.
+bool takes_shared_devices(std::string_view nccl) {
+  const std::size_t dot = nccl.find('.');
+  if (dot == nccl.npos || text_of(process_environment(), "NCCL_MULTI_RANK_GPU_ENABLE") != "1") return false;
+  const auto major = number_of<int>(nccl.substr(0, dot));
+  const auto minor = number_of<int>(nccl.substr(dot + 1, nccl.find('.', dot + 1) - dot - 1));
+  return major && minor && std::pair(*major, *minor) >= std::pair(2, 30);
+}
+
+ChosenGroup over_library(std::shared_ptr<ProcessGroup> host, Device device, std::string_view version,
+                         const Sums& sums) {
+  std::shared_ptr<ProcessGroup> group = make_device_group(std::move(host), {.device = device, .sums = sums.by()});
+  const bool is_ordered = group->abilities().ordered_sum;
+  return {std::move(group),
+          fmt::format("memory of GPUs by NCCL {}, sums {}", version, is_ordered ? "ordered" : "fast")};
 }
 
 // Kernels of two ranks on one device wait for each other's collectives, and it is a slip more often than not.
@@ -101,7 +130,8 @@ Device device_of_rank(Device asked, const ProcessGroup& group) {
   return Device::cuda(static_cast<std::uint8_t>(asked.index + local % (visible - asked.index)));
 }
 
-ChosenGroup chosen_group(std::shared_ptr<ProcessGroup> host, Device device, const GroupChoice& choice) {
+ChosenGroup chosen_group(std::shared_ptr<ProcessGroup> host, Device device, const GroupChoice& choice,
+                         const Sums& sums) {
   const Kind kind = choice.kind();
   if (!device.has_backend()) {
     check(kind != Kind::nccl && kind != Kind::staged,
@@ -117,9 +147,17 @@ ChosenGroup chosen_group(std::shared_ptr<ProcessGroup> host, Device device, cons
   check(kind != Kind::shm,
         "group = shm moves memory of the host, and the ranks compute on {}: leave it out, or give nccl or staged",
         to_string(device));
-  const std::string uuid = compare_devices(*host, device);
-  if (kind != Kind::staged) check_own_devices(*host, device, uuid);
-  return {make_staged_group(std::move(host)), "memory of GPUs through the host (staged)"};
+  const DeviceFacts facts = compare_devices(*host, device);
+  const std::string missing = kind == Kind::staged ? std::string() : why_no_library(*host, device);
+  check(kind != Kind::nccl || missing.empty(), "group = nccl, and {}; leave --group out to train without it", missing);
+  if (kind != Kind::staged && (!missing.empty() || !takes_shared_devices(facts.nccl)))
+    check_own_devices(*host, device, facts.uuid);
+  if (kind != Kind::staged && missing.empty()) return over_library(std::move(host), device, facts.nccl, sums);
+  check(sums.by() != SumsBy::fast,
+        "sums = fast is the order of NCCL, and memory of GPUs goes through the host{}; leave it out",
+        missing.empty() ? "" : ": " + missing);
+  return {make_staged_group(std::move(host)),
+          fmt::format("memory of GPUs through the host (staged{})", missing.empty() ? "" : ": " + missing)};
 }
 
 }  // namespace sherd
