@@ -1,5 +1,7 @@
 #include "runtime/comm/hosts/store_family.h"
 
+#include <algorithm>
+
 #include "runtime/tensor/error.h"
 
 namespace sherd::comm {
@@ -69,3 +71,18 @@ void StoreFamily::reset(std::chrono::nanoseconds deadline) {
 }
 
 }  // namespace sherd::comm
+
+namespace sherd {
+
+void await_departures(Store& store, int size, std::chrono::milliseconds limit) {
+  const auto until = std::chrono::steady_clock::now() + limit;
+  try {
+    for (int rank = 1; rank < size; ++rank)
+      store.get(comm::gone_key(rank),
+                std::max(std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now()),
+                         std::chrono::milliseconds(0)));
+  } catch (const CommError&) {  // whoever is left has had its time
+  }
+}
+
+}  // namespace sherd

@@ -12,6 +12,9 @@
 
 namespace sherd::comm {
 
+/// The store sets it when a rank has left.
+inline std::string gone_key(int rank) { return "gone/" + std::to_string(rank); }
+
 class StoreFamily : NoCopy {
  public:
   StoreFamily(int rank, int size, const StoreGroupOptions& options);
@@ -36,7 +39,6 @@ class StoreFamily : NoCopy {
 
  private:
   std::string poison_key() const { return prefix() + "poison"; }
-  static std::string gone_key(int rank) { return "gone/" + std::to_string(rank); }
   /// Empty if nobody has set it.
   std::string look(const std::string& key);
 

@@ -33,4 +33,8 @@ struct StoreGroupOptions {
 /// size.
 std::shared_ptr<ProcessGroup> make_store_group(int rank, int size, const StoreGroupOptions& options);
 
+/// Waits until all ranks but 0 have left the group, for the process that hosts the store, and is the first to be
+/// through: the others still read there. Returns at `limit`, whoever is left. `store` is rank 0's.
+void await_departures(Store& store, int size, std::chrono::milliseconds limit);
+
 }  // namespace sherd

@@ -128,7 +128,8 @@ void StoreLane::count(const Collective& call, Clock::time_point start) {
 
 void StoreLane::move(const Collective& call, const Fingerprint& fingerprint) {
   if (call.op == CommOp::send || call.op == CommOp::recv) return pass(call, fingerprint);
-  const bool is_for_all = call.op != CommOp::reduce_scatter && call.op != CommOp::all_to_all;
+  // A meeting has no parts.
+  const bool is_for_all = call.parts.empty() || (call.op != CommOp::reduce_scatter && call.op != CommOp::all_to_all);
   std::vector<std::string> sent(static_cast<std::size_t>(size())), received(sent.size());
   for (const int peer : up_to(size()))
     if (!is_for_all || peer == rank()) sent[static_cast<std::size_t>(peer)] = bytes_for(call, peer, rank());

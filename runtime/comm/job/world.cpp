@@ -21,9 +21,15 @@ namespace sherd {
 namespace {
 
 // The store stays as long as the group: rank 0 may host it while peers still read.
-struct ConnectedWorld {
+struct ConnectedWorld : NoCopy {
   std::unique_ptr<Store> store;
   std::shared_ptr<ProcessGroup> group;
+  int awaited = 0;  // of a group over the store that this rank hosts: its size
+
+  ~ConnectedWorld() {
+    group.reset();
+    if (awaited > 0) await_departures(*store, awaited, std::chrono::seconds(10));
+  }
 };
 
 struct KnownWorld {
@@ -45,6 +51,7 @@ std::shared_ptr<ProcessGroup> meet_over_store(std::shared_ptr<ConnectedWorld> wo
                                   {.connect = [rank, deadline] { return join_store(rank, deadline); },
                                    .deadline = std::min(options.deadline, options.silence),
                                    .notice = {.say = options.say}});
+  if (rank.rank == 0) world->awaited = rank.world_size;
   world->group->host().barrier();  // who has not come by then has given no sign of life
   world->group->set_deadline(options.deadline);
   check_same_level(*world->group);
