@@ -172,7 +172,7 @@ TEST_F(CudaProgram, RanksTrainEachOnItsDevice) {
   ASSERT_EQ(cpu.status, 0) << cpu.err;
   const ProgramEnd end = ranks_on_gpu(2, "exec $0 train $1 --device cuda --steps 3 --metrics gpu.jsonl --save saves");
   ASSERT_EQ(end.status, 0) << end.err;
-  expect_within(end.err, {"2 ranks, memory of GPUs through the host (staged), "});
+  expect_within(end.err, {"2 ranks, memory of GPUs by NCCL 2.", ", sums ordered, "});
   const std::vector<json> expected = lines_of("cpu.jsonl"), lines = lines_of("gpu.jsonl");
   ASSERT_EQ(lines.size(), expected.size());
   for (std::size_t i = 1; i < lines.size(); ++i)
@@ -180,6 +180,7 @@ TEST_F(CudaProgram, RanksTrainEachOnItsDevice) {
 
   // One device to each, as Slurm shows them; the same bits, and on one device for both.
   for (const char* how : {"CUDA_VISIBLE_DEVICES=$SHERD_RANK exec $0 train $1 --device cuda",
+                          "exec $0 train $1 --device cuda --group staged --sums ordered",
                           "CUDA_VISIBLE_DEVICES=0 exec $0 train $1 --device cuda --group staged"}) {
     const ProgramEnd again = ranks_on_gpu(2, std::string(how) + " --steps 3 --metrics again.jsonl");
     ASSERT_EQ(again.status, 0) << again.err;
@@ -197,6 +198,14 @@ TEST_F(CudaProgram, RanksWhoseDevicesDoNotFitAreRefusedOnEach) {
   const std::string train = " exec $0 train $1 --device cuda";
   expect_refused(ranks_on_gpu(2, "CUDA_VISIBLE_DEVICES=3" + train),
                  {"ranks 0 and 1 compute on one device", "GPU-", "--group staged"});
+  expect_refused(ranks_on_gpu(2, "SHERD_NCCL_LIB=/nowhere/libnccl.so" + train + " --group nccl"),
+                 {"group = nccl", "rank 0 has none", "/nowhere/libnccl.so"});
+  const ProgramEnd staged =
+      ranks_on_gpu(2, "[ $SHERD_RANK = 1 ] && export SHERD_NCCL_LIB=/nowhere/libnccl.so;" + train);
+  EXPECT_EQ(staged.status, 0) << staged.err;
+  expect_within(staged.err, {"memory of GPUs through the host (staged: rank 1 has none: ", "/nowhere/libnccl.so"});
+  expect_refused(ranks_on_gpu(2, "SHERD_REPRODUCIBLE=1" + train + " --sums fast"), {"sums = fast", "ordered"});
+  expect_refused(ranks_on_gpu(2, "exec $0 train $1 --reproducible --sums fast"), {"sums = fast", "ordered"});
   expect_refused(ranks_on_gpu(2, "SHERD_EMULATED_GPU_CAPABILITY=$((80 + 10 * SHERD_RANK))" + train),
                  {"unlike devices", "the GPU is emulated GPU, compute capability 8.0", "on rank 0",
                   "compute capability 9.0", "on rank 1", "CUDA_VISIBLE_DEVICES"});

@@ -1,5 +1,6 @@
-// Training on several emulated devices, one to a rank, whose memory goes through the host. Oracle: the same training on
-// as many ranks of the CPU, which are held against one rank and closed forms elsewhere.
+// Training on several emulated devices, one to a rank, through the host and through the emulated NCCL. Oracle: the same
+// training on as many ranks of the CPU, which are held against one rank and closed forms elsewhere; and one way's bits
+// for the other's.
 #include "tests/cuda/training/training_test.h"
 #include "tests/support/expect_error.h"
 
@@ -9,7 +10,13 @@ using namespace train;
 
 namespace {
 
-using RanksOnCuda = TrainingOnCuda;
+class RanksOnCuda : public TrainingOnCuda {
+ protected:
+  static TrainConfig through(const char* group, TrainConfig config) {
+    config.group = group;
+    return on_cuda(config);
+  }
+};
 
 struct Setting {
   int ranks;
@@ -63,16 +70,19 @@ TEST_F(RanksOnCuda, F176_EveryStrategyTrainsAsOnTheHost) {
     const TrainConfig config = with(is_gpt ? gpt_ : llama_, s);
     const std::string what =
         fmt::format("{} ranks {} {} {} compiled {}", s.ranks, s.mesh, s.strategy, name(s.dtype), s.compiled);
-    const TinyRun host = train_tiny(config, s.ranks), devices = train_tiny(on_cuda(config), s.ranks);
-    EXPECT_EQ(devices.initial, host.initial) << what;
-    expect_close(devices.losses, host.losses, s.dtype == DType::f32 ? 1e-5 : 2e-2, what);
-    if (s.dtype == DType::f32) expect_close(devices.norms, host.norms, 1e-4, what);
+    const TinyRun host = train_tiny(config, s.ranks), staged = train_tiny(through("staged", config), s.ranks);
+    EXPECT_EQ(staged.initial, host.initial) << what;
+    expect_close(staged.losses, host.losses, s.dtype == DType::f32 ? 1e-5 : 2e-2, what);
+    if (s.dtype == DType::f32) expect_close(staged.norms, host.norms, 1e-4, what);
+    const TinyRun nccl = train_tiny(through("nccl", config), s.ranks);
+    EXPECT_EQ(nccl.losses, staged.losses) << what;
+    EXPECT_EQ(nccl.final, staged.final) << what;
   }
 }
 
 // Ranks are added as a tree, whatever moves them: runs differ in nothing but the order of what may run in any order.
 TEST_F(RanksOnCuda, RunsRepeatBitForBitWhateverTheOrder) {
-  const TrainConfig config = on_cuda(with(llama_, kSettings[0]));
+  const TrainConfig config = through("staged", with(llama_, kSettings[0]));
   const TinyRun first = train_tiny(config, 2);
   cuda::emulated::set_seed(99);
   const TinyRun second = train_tiny(config, 2);
