@@ -7,10 +7,12 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/cuda/attention/attention.h"
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/gemm/blas.h"
 #include "runtime/cuda/gemm/gemm.h"
 #include "runtime/cuda/gemm/gemm_choice.h"
+#include "runtime/exec/picks.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/emulated_gpu/control.h"
 #include "tests/support/expect_error.h"
@@ -44,11 +46,12 @@ class Variable {
   const Before before_;
 };
 
-// A context with operands of a product [m, k] [k, n] in f32, `skip` elements off alignment.
+// A context of what is another process, as far as choices go, with operands of a product [m, k] [k, n] in f32, `skip`
+// elements off alignment.
 class Product {
  public:
   explicit Product(std::int64_t m = 24, std::int64_t n = 32, std::int64_t k = 40, std::int64_t skip = 0)
-      : context(0),
+      : context(device_of_another_process()),
         g{.m = m, .n = n, .k = k, .lda = k, .ldb = n, .ldc = n},
         skip_(skip * 4),
         a_(context, m * k * 4 + skip_),
@@ -75,6 +78,10 @@ class Product {
   Gemm g;
 
  private:
+  static int device_of_another_process() {
+    picks_of_rank() = Picks();
+    return 0;
+  }
   void fill(const Workspace& memory, unsigned seed) {
     std::vector<float> values(static_cast<std::size_t>(memory.bytes() / 4));
     std::uint32_t state = seed;
@@ -158,6 +165,43 @@ TEST_F(GemmChoice, InARecordingNothingIsTimed) {
   EXPECT_EQ(ran("split_k"), 2);
   EXPECT_EQ(emulated::counters().kernels, 2);
   EXPECT_EQ(cache_file(folder), "") << "what was not measured is not kept";
+}
+
+TEST_F(GemmChoice, APickOfTheJobIsTakenWithoutATiming) {
+  const std::vector<float> expected = Product().run();
+  const std::string picks = picks_of_rank().text();
+  Product other;
+  picks_of_rank().share_by([&](const std::string& key, const Picks::Make&) {
+    Picks of_job;
+    of_job.load(picks);
+    return of_job.find(key).value();
+  });
+  EXPECT_EQ(other.run(), expected);
+  EXPECT_EQ(ran("vectors"), 1);
+  EXPECT_EQ(emulated::counters().kernels, 1);
+  EXPECT_EQ(picks_of_rank().text(), picks);
+
+  Product resumed;  // from a save
+  picks_of_rank().load(picks);
+  EXPECT_EQ(resumed.run(), expected);
+  EXPECT_EQ(emulated::counters().kernels, 1);
+
+  Product elsewhere;  // where the library refuses it
+  picks_of_rank().share_by([&](const std::string&, const Picks::Make&) { return "no algorithm"; });
+  EXPECT_EQ(elsewhere.run().size(), expected.size());
+  EXPECT_EQ(ran("split_k"), 1) << "the favourite";
+}
+
+TEST_F(GemmChoice, ReproducibleRunsTimeNothing) {
+  const Variable request("SHERD_REPRODUCIBLE", "1");
+  Product product;
+  product.run();
+  EXPECT_EQ(ran("split_k"), 1);
+  EXPECT_EQ(emulated::counters().kernels, 1);
+  EXPECT_EQ(picks_of_rank().text(), "");
+  EXPECT_EQ(attention_choice("", true), AttentionChoice::deterministic);
+  EXPECT_EQ(attention_choice("own", true), AttentionChoice::own);
+  sherd::testing::expect_error([] { attention_choice("fast", true); }, {"SHERD_ATTENTION is fast", "--reproducible"});
 }
 
 TEST_F(GemmChoice, TF32IsForThoseWhoAsk) {
