@@ -32,9 +32,6 @@ std::vector<Stretch> stretches_of(const CollectivePart& part, int rank) {
   return stretches;
 }
 
-const std::byte* element(const void* data, std::int64_t index, DType dtype) {
-  return static_cast<const std::byte*>(data) + index * byte_size(dtype);
-}
 std::byte* element(void* data, std::int64_t index, DType dtype) {
   return static_cast<std::byte*>(data) + index * byte_size(dtype);
 }
