@@ -85,7 +85,7 @@ class NcclGroup final : public comm::BareGroup {
   const std::shared_ptr<RankComms> comms_;
   const std::shared_ptr<ProcessGroup> host_;
   const std::size_t number_;  // among the groups of `comms_`
-  // Of the call that was announced last: the lists that follow are its.
+  // What was announced last; the lists that follow are its.
   MeetingTime met_;
   std::string subject_;
 };
