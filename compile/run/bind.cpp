@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "compile/ir/homes.h"
 #include "compile/ir/text/parse.h"
 #include "compile/ir/text/print.h"
 #include "compile/ir/text/unit_table.h"
@@ -33,18 +34,6 @@ ir::ConstantContent content_of(const Ref<Storage>& storage) {
                                static_cast<std::size_t>(storage->bytes()));
   const bool is_carried = storage->bytes() <= ir::ConstantContent::kMostBytes;
   return {is_carried ? std::string(bytes) : std::string(), fnv1a(bytes)};
-}
-
-// By constant: whether it is a home of what the step offloads. It has no content of its own: each run writes it first.
-std::vector<bool> homes_of(const Program& program) {
-  std::vector<bool> are_homes(program.constants.size());
-  for (const ir::GraphNode& node : program.nodes) {
-    if (node.op != &op::copy_start) continue;
-    for (std::size_t i = 0; i < static_cast<std::size_t>(node.num_mutated); ++i)
-      if (const Value& home = program.value(node.in[i].value); home.kind == ir::ValueKind::constant)
-        are_homes[static_cast<std::size_t>(home.source)] = true;
-  }
-  return are_homes;
 }
 
 class Binder {

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "compile/ir/graph.h"
+#include "compile/ir/homes.h"
 #include "compile/run/device_replay.h"
 #include "compile/run/replay.h"
 #include "runtime/autograd/slot.h"
@@ -27,7 +28,11 @@ std::vector<std::shared_ptr<ProcessGroup>> ghosts_of_groups() {
 class GhostGraph {
  public:
   explicit GhostGraph(const Program& program) : graph_{program, {}} {
-    for (const Value& value : program.values) storages_.push_back(storage_of(value));
+    const std::vector<bool> are_homes = ir::homes_of(program);
+    for (const Value& value : program.values) {
+      const bool is_home = value.kind == ValueKind::constant && are_homes[static_cast<std::size_t>(value.source)];
+      storages_.push_back(is_home ? Storage::borrow(nullptr, value.bytes, {}) : storage_of(value));
+    }
     make_slots();
     for (const Value& value : program.values) {
       if (value.kind == ValueKind::unit) keep(graph_.live.units, value);

@@ -3,6 +3,9 @@
 // storage is invisible.
 #include "compile/ir/analysis/meaning.h"
 
+#include <numeric>
+
+#include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/tensor/fnv1a.h"
 #include "runtime/tensor/indices.h"
@@ -50,7 +53,12 @@ std::int64_t first_byte(const TensorRef& ref, std::int64_t shift) { return ref.o
 }  // namespace
 
 Meanings::Meanings(const Program& program)
-    : program_(program), versions_(program), of_version_(versions_.all().size()), around_(versions_.all().size()) {
+    : program_(program),
+      versions_(program),
+      of_version_(versions_.all().size()),
+      around_(versions_.all().size()),
+      copied_(versions_.all().size()) {
+  std::iota(copied_.begin(), copied_.end(), VersionId{0});
   std::size_t num_uses = 0;
   for (std::size_t node = 0; node <= versions_.end(); ++node) num_uses += versions_.uses_of(node).size();
   of_use_.resize(num_uses);
@@ -88,6 +96,17 @@ void Meanings::read_node(std::size_t node) {
     for (const Part& part : versions_.parts_of(use)) around.meaning(around_[static_cast<std::size_t>(part.version)]);
     around_[static_cast<std::size_t>(use.makes)] = around.take();
   }
+  if (program_.nodes[node].op == &op::copy_start) note_copy(node);
+}
+
+// All bytes of one version go to a home, or come from there: who reads them reads that version.
+void Meanings::note_copy(std::size_t node) {
+  const auto uses = versions_.uses_of(node);
+  if (uses.size() != 2) return;
+  const Versions::Use &from = uses[0], &to = uses[1];  // reads come first
+  if (from.num_parts != 1 || !to.access.writes || from.access.bytes != to.access.bytes) return;
+  const VersionId whole = copied(versions_.parts_of(from)[0].version);
+  if (versions_[whole].bytes == to.access.bytes) copied_[static_cast<std::size_t>(to.makes)] = whole;
 }
 
 Meaning Meanings::read(const Versions::Use& use) const {
@@ -98,7 +117,9 @@ Meaning Meanings::read(const Versions::Use& use) const {
 
 Meaning Meanings::tensor(const TensorRef& ref, std::int64_t shift, std::span<const Part> parts) const {
   const std::int64_t first = first_byte(ref, shift);
-  if (parts.size() == 1 && is_read_as_written(ref, first, versions_[parts[0].version])) return of(parts[0].version);
+  if (parts.size() == 1)
+    if (const VersionId whole = copied(parts[0].version); is_read_as_written(ref, first, versions_[whole]))
+      return of(whole);
   Hash hash("view");
   hash.number(static_cast<int>(ref.dtype)).sizes(ref.shape).sizes(ref.strides);
   if (parts.size() == 1) return hash.meaning(bytes_of(parts[0].version, first)).take();
@@ -116,7 +137,8 @@ bool Meanings::is_read_as_written(const TensorRef& ref, std::int64_t first, cons
 }
 
 // The bytes of a version from `first` of the root on. Its meaning says which elements it has, not how they lie.
-Meaning Meanings::bytes_of(VersionId id, std::int64_t first) const {
+Meaning Meanings::bytes_of(VersionId copy, std::int64_t first) const {
+  const VersionId id = copied(copy);
   const Version& version = versions_[id];
   Hash hash("bytes");
   if (const TensorRef* const as = version.as) {

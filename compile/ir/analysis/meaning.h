@@ -5,7 +5,8 @@
 //
 //   where bytes are      an in-place result means what a fresh one does; values may be renamed, split and joined
 //   when they are        waits, loans, releases and the order of independent nodes
-//   how often            a copy means its input, a recomputed tensor and a late gather mean what they did
+//   how often            a copy means its input, a recomputed tensor and a late gather mean what they did; so does what
+//                        was written to a home and comes back from there
 //   row, then copy +=    means what the row with += does
 //
 // Keyed random rows need no care: key, counter and global index are attributes and inputs. What is not seen: whether
@@ -55,6 +56,8 @@ class Meanings : NoCopy {
 
  private:
   void read_node(std::size_t node);
+  void note_copy(std::size_t node);
+  VersionId copied(VersionId id) const { return copied_[static_cast<std::size_t>(id)]; }
   Meaning row(std::size_t node) const;
   Meaning read(const Versions::Use& use) const;
   Meaning tensor(const TensorRef& ref, std::int64_t shift, std::span<const Part> parts) const;
@@ -70,7 +73,8 @@ class Meanings : NoCopy {
   const Versions versions_;
   const Versions::Use* first_use_;
   std::vector<Meaning> of_version_, of_use_;
-  std::vector<Meaning> around_;  // by version: what is between its elements; none: they are dense
+  std::vector<Meaning> around_;    // by version: what is between its elements; none: they are dense
+  std::vector<VersionId> copied_;  // by version: the one whose bytes it has; itself if nobody has copied it
   std::vector<Final> finals_;
   std::vector<VersionId> final_versions_;
 };

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "compile/ir/analysis/meaning.h"
+#include "compile/ir/homes.h"
 #include "compile/ir/text/print.h"
 #include "runtime/tensor/indices.h"
 
@@ -53,8 +54,9 @@ std::pair<int, int> place_of(const Program& program, const Meanings::Final& fina
   return {static_cast<int>(value.kind), value.source};
 }
 
-void check_final(const Meanings& before, const Meanings& after, std::size_t i, const Program& program) {
-  const Meanings::Final &was = before.finals()[i], &is = after.finals()[i];
+void check_final(const Meanings& before, std::size_t i, const Meanings& after, const Meanings::Final& is) {
+  const Meanings::Final& was = before.finals()[i];
+  const Program& program = after.program();
   const bool is_other = place_of(before.program(), was) != place_of(program, is);
   if (was.meaning == is.meaning && !is_other) return;
   Error error(fmt::format("the program does not mean what it did: {} differs", before.name(was)));
@@ -100,9 +102,27 @@ std::vector<Outside> values_from_outside(const Program& program) {
   return all;
 }
 
+// A home that the other program has not. It is written before it is read, or what is read means something else.
+bool is_added(ValueKind kind, int source, const Program& before) {
+  return kind == ValueKind::constant && source >= static_cast<int>(before.constants.size());
+}
+
+void check_homes(const Program& before, const Program& after) {
+  check(after.constants.size() >= before.constants.size(),
+        "the program does not mean what it did: it has {} constants, it had {}", after.constants.size(),
+        before.constants.size());
+  const std::vector<bool> are_homes = homes_of(after);
+  for (std::size_t i = before.constants.size(); i < are_homes.size(); ++i)
+    check(are_homes[i],
+          "the program does not mean what it did: it has {} constants, it had {}, and constant {} is no "
+          "home of what it moves out of memory",
+          after.constants.size(), before.constants.size(), i);
+}
+
 // By kind and entry where values have other names; most passes leave them.
 void check_values_from_outside(const Program& before, const Program& after) {
   std::vector<Outside> had = values_from_outside(before), has = values_from_outside(after);
+  std::erase_if(has, [&](const Outside& value) { return is_added(value.kind, value.source, before); });
   if (had == has) return;
   std::ranges::sort(had);
   std::ranges::sort(has);
@@ -117,6 +137,7 @@ void check_interface(const Program& before, const Program& after) {
     return a.slot == b.slot && a.gradient == b.gradient && a.held_by_slot_only == b.held_by_slot_only &&
            a.kept == b.kept && a.tensor == b.tensor;
   });
+  check_homes(before, after);
   check_values_from_outside(before, after);
   const auto same_form = [&](const GraphResult& a, const GraphResult& b) {
     if (a.shape != b.shape || a.layout != b.layout || a.local.defined() != b.local.defined()) return false;
@@ -130,7 +151,9 @@ void check_interface(const Program& before, const Program& after) {
   check_entries("layouts", before.layouts, after.layouts);
   check_entries("settings", before.settings, after.settings);
   check_entries("units", before.units, after.units);
-  check_entries("constants", before.constants, after.constants);
+  check_entries("constants", before.constants,
+                std::vector(after.constants.begin(),
+                            after.constants.begin() + static_cast<std::ptrdiff_t>(before.constants.size())));
   check(before.grad_enabled == after.grad_enabled, "the program does not mean what it did: its mode differs");
 }
 
@@ -139,9 +162,13 @@ void check_interface(const Program& before, const Program& after) {
 void check_same_meaning(const Meanings& was, const Program& after) {
   check_interface(was.program(), after);
   const Meanings is(after);
-  check_lists("things left", was.finals(), is.finals(),
-              [](const Meanings::Final&, const Meanings::Final&) { return true; });
-  for (const std::size_t i : indices(was.finals())) check_final(was, is, i, after);
+  std::vector<Meanings::Final> left = is.finals();
+  std::erase_if(left, [&](const Meanings::Final& final) {
+    return final.value != kNoValue &&
+           is_added(after.value(final.value).kind, after.value(final.value).source, was.program());
+  });
+  check_lists("things left", was.finals(), left, [](const Meanings::Final&, const Meanings::Final&) { return true; });
+  for (const std::size_t i : indices(left)) check_final(was, i, is, left[i]);
 }
 
 }  // namespace sherd::ir
