@@ -69,7 +69,8 @@ class Way {
     const Taken large = taken(size);
     const std::string name = link_name(transfer_.movement, transfer_.group);
     prices.links.insert_or_assign(name, link_of(small.wall, large.wall, size - kSmall));
-    if (shares_core()) prices.links.insert_or_assign("work " + name, link_of(small.own, large.own, size - kSmall));
+    if (queues_share_core())
+      prices.links.insert_or_assign("work " + name, link_of(small.own, large.own, size - kSmall));
   }
 
  private:
@@ -80,13 +81,6 @@ class Way {
     const LinkPrice unit{.call_seconds = 0, .peer_seconds = 0, .bytes_per_second = 1};
     const double more = unit.seconds(transfer_.movement, transfer_.ranks, more_bytes);
     return {.call_seconds = small, .peer_seconds = 0, .bytes_per_second = more / std::max(large - small, 1e-12)};
-  }
-
-  // Threads of this rank's queues run on CPUs that it computes on.
-  static bool shares_core() {
-    const std::size_t cpus = thread_cpus().size();
-    const int ranks = cpus < allowed_cpus().cpus.size() ? 1 : RankContext::current().num_ranks_here;
-    return static_cast<int>(cpus) <= ranks * threads();
   }
 
   // Medians, of which the largest of all ranks: the same on all.
@@ -189,6 +183,12 @@ std::vector<std::size_t> classes_of(std::span<const Said> said) {
 }
 
 }  // namespace
+
+bool queues_share_core() {
+  const std::size_t cpus = thread_cpus().size();
+  const int ranks = cpus < allowed_cpus().cpus.size() ? 1 : RankContext::current().num_ranks_here;
+  return static_cast<int>(cpus) <= ranks * threads();
+}
 
 void check_lengths(const ir::Program& program, ProcessGroup& group) {
   agree(group, Facts{{"the number of nodes", std::to_string(program.nodes.size())}},

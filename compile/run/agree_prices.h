@@ -15,6 +15,9 @@ void check_lengths(const ir::Program& program, ProcessGroup& group);
 /// link.
 void measure_links(const ir::Program& program, double seconds, std::int64_t most_bytes, Prices& prices);
 
+/// Whether threads of this rank's queues run on CPUs that it computes on.
+bool queues_share_core();
+
 /// Prices by which equal nodes cost the same on all ranks of the group, see measure_prices(). Collective.
 Prices agree_prices(const ir::Program& program, const Prices& own, ProcessGroup& group);
 

@@ -98,8 +98,11 @@ NodeSeconds price(const Program& program, const GraphNode& node, const Prices& p
     if (queue.empty()) return {kCallSeconds + seconds};
     return {kCallSeconds + link_seconds(prices, *t, "work ", {0, 0, std::numeric_limits<double>::infinity()}), seconds};
   }
-  if (!queue.empty())
-    return {kCallSeconds, bytes_of(node) * price_or(prices, fmt::format("byte of {}", queue), kQueueByteSeconds)};
+  if (!queue.empty()) {
+    NodeSeconds copy = copy_seconds(prices, node.attrs.as<OffloadAttrs>().kind, bytes_of(node));
+    copy.compute += kCallSeconds;
+    return copy;
+  }
   // A unit of one shard casts here, unless its two buffers are one. Others allocate and free.
   const bool is_copy = node.op->traits.collective;
   const AttrKind* const kind = node.attrs.kind();
@@ -228,6 +231,16 @@ Work work_of(const Program& program, const GraphNode& node) {
   const CallWork work = call_work(*node.op, metas_of(program, node), node.attrs, out);
   const bool counts_flops = work.kind == WorkKind::contraction || work.kind == WorkKind::attention;
   return {counts_flops, name(work.kind), counts_flops ? work.flops : work.bytes};
+}
+
+std::string copy_key(CopyKind kind) { return fmt::format("byte of {}", name(kind)); }
+std::string copy_work_key(CopyKind kind) { return "work " + copy_key(kind); }
+
+// What is brought again, and is there already, would take nothing: that is not known before.
+NodeSeconds copy_seconds(const Prices& prices, CopyKind kind, double bytes) {
+  const CopyKind measured = kind == CopyKind::evict ? kind : CopyKind::fetch;
+  return {bytes * price_or(prices, copy_work_key(measured), 0),
+          bytes * price_or(prices, copy_key(measured), kQueueByteSeconds)};
 }
 
 std::string queued_key(std::string_view key) { return fmt::format("queued {}", key); }

@@ -13,6 +13,7 @@
 
 #include "compile/ir/program.h"
 #include "runtime/exec/price.h"
+#include "runtime/op/copy/offload.h"
 
 namespace sherd::ir {
 
@@ -58,6 +59,10 @@ struct Work {
   double amount = 0;
 };
 Work work_of(const Program& program, const GraphNode& node);
+/// What a byte takes to a home or from there (runtime/op/copy/offload.h), on the queue and of the thread's own core.
+std::string copy_key(CopyKind kind);
+std::string copy_work_key(CopyKind kind);
+NodeSeconds copy_seconds(const Prices& prices, CopyKind kind, double bytes);
 /// Keys of rates, seconds per unit of work: of a row's name, or of a kind: "flop of matmul".
 std::string rate_key(const Work& work, std::string_view of);
 
