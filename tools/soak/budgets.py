@@ -2,6 +2,7 @@
 """Trains captured steps within memory budgets: equal bits, bytes as predicted, or a refusal whose number then holds.
 
 Usage: tools/soak/budgets.py [--sherd build/release/bin/sherd] [--data FILE] [--matrix] [--draw N] [--seed N] [--only WORDS]
+                             [--results FILE]
 
 By default 48 runs: four models of tools/configs/bench on one rank, on two that shard, on two replicas of two, and with
 two ranks of tensor parallelism, each in 90, 75 and 60 % of what the captured step holds without a budget. With
@@ -13,10 +14,12 @@ A run fails unless
   - or it is refused before the first step, with the least that the step can hold named by the ranks that hold it: then
     it runs in that, as above.
 `--draw N` takes N of both kinds at random, one of each of FRESH among them, none of a bigger model. Nothing takes longer
-than two minutes, or it is ended and has failed.
+than two minutes, or it is ended and has failed. `--results FILE` also writes what it has printed, and what was predicted
+and measured by category, as JSON with the date.
 """
 import argparse
 import dataclasses
+import datetime
 import itertools
 import json
 import pathlib
@@ -160,6 +163,13 @@ class Ended:
     saves: pathlib.Path
 
 
+@dataclasses.dataclass
+class Held:
+    """What a run has held at most, as it was predicted, in bytes, in all and by category; empty where nothing was."""
+    peak: int
+    categories: dict
+
+
 class Trainings:
     def __init__(self, options, folder):
         self.options, self.folder = options, folder
@@ -208,12 +218,12 @@ class Trainings:
             whole = self.train(case, ["--compile", "--memory-budget", "100%"])
             check(whole.status == 0, f"in 100 % it ends with {whole.status}:\n{whole.output[-2000:]}")
             check("no more than the" in whole.output, "in 100 % something is done")
-            self.known[key] = eager.hash, judge(whole, case, None, eager.hash)
+            self.known[key] = eager.hash, judge(whole, case, None, eager.hash).peak
         return self.known[key]
 
 
 def judge(end, case, budget, expected):
-    """The peak of a run that has ended well, unless something is wrong with it."""
+    """What a run that has ended well has held, unless something is wrong with it."""
     check(expected in (None, end.hash), f"other bits: {end.hash[:16]}, expected {(expected or '')[:16]}")
     steps = end.steps
     if "-budget" in case.passes:  # what has none is recorded in its first steps
@@ -222,7 +232,7 @@ def judge(end, case, budget, expected):
     check(not eager, f"no replays: {', '.join(eager)}")
     most = max(line["memory_peak_bytes"] for line in steps)
     if "-budget" in case.passes:
-        return most
+        return Held(most, {})
     predicted = end.steps[-1].get("predicted")
     check(predicted, "the last line of metrics has no prediction")
     check(not isinstance(budget, int) or most <= budget, f"holds {most} bytes of {budget}")
@@ -232,11 +242,11 @@ def judge(end, case, budget, expected):
         check(seen == count, f"holds {seen} bytes of {category}, predicted {count}")
     differs = re.findall(r".*DIFFERS", end.output)
     check(not differs, "\n".join(differs))
-    return most
+    return Held(most, predicted["memory_bytes"])
 
 
 def try_budget(trainings, case, budget, expected):
-    """The peak of a run within that budget and nothing; nothing and the least where it is refused."""
+    """What a run within that budget holds and nothing; nothing and the least where it is refused."""
     flags = ["--compile", "--memory-budget", str(budget), "--passes", case.passes]
     if case.setting == "resumed":
         end = trainings.train(case, flags, steps=2)
@@ -256,22 +266,40 @@ def try_budget(trainings, case, budget, expected):
 
 
 def meet(trainings, case):
-    """One line about a case that is as it must be."""
+    """A case that is as it must be, as a row of the table; nothing where there is no such run."""
     known = trainings.reference(case)
     if known is None:
-        return "-: there is no such run without --compile"
+        return None
     expected, whole = known
     budget = int(case.percent / 100 * whole)
-    most, least = try_budget(trainings, case, budget, expected)
-    if most is not None:
-        return f"{whole:>11} {budget:>11} {most:>11}  {100 * most / whole:5.1f} %"
+    held, least = try_budget(trainings, case, budget, expected)
     refusals = 0
-    while most is None:  # each rank names its own, by prices that it has measured anew
+    while held is None:  # each rank names its own
         refusals += 1
         check(refusals <= case.ranks + 1, f"refused {refusals} times, at last with {least} bytes")
         budget = least
-        most, least = try_budget(trainings, case, budget, expected)
-    return f"{whole:>11} {budget:>11} {most:>11}  {100 * most / whole:5.1f} %, the least, after {refusals} refusals"
+        held, least = try_budget(trainings, case, budget, expected)
+    return {"run": case.name, "percent": case.percent, "without": whole, "budget": budget, "held": held.peak,
+            "predicted_is_held": held.categories, "refusals": refusals}
+
+
+def line_of(row):
+    """The row as it is printed."""
+    if row is None:
+        return "-: there is no such run without --compile"
+    text = f"{row['without']:>11} {row['budget']:>11} {row['held']:>11}  {100 * row['held'] / row['without']:5.1f} %"
+    return text + (f", the least, after {row['refusals']} refusals" if row["refusals"] else "")
+
+
+def write_results(path, seed, rows, failed):
+    """All rows of a run, with what they are of."""
+    names = [line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo", encoding="utf-8") if "model name" in line]
+    path.write_text(json.dumps({
+        "date": datetime.date.today().isoformat(), "machine": f"{names[0] if names else ''}, {len(names)} CPUs",
+        "command": " ".join(["tools/soak/budgets.py", *sys.argv[1:]]), "seed": seed, "failed": failed,
+        "bytes": "of the rank that holds most: without a budget, given, held at most in any step; a run that is refused "
+                 "below the least was run in the least; what was predicted by category is what was held, to the byte",
+        "runs": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 def main():
@@ -281,6 +309,7 @@ def main():
     parser.add_argument("--matrix", action="store_true")
     parser.add_argument("--draw", type=int, default=0, help="so many of both kinds; 0: all of one")
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--results", type=pathlib.Path, help="a file for the table, as JSON")
     parser.add_argument("--only", default="", help="those with these words in their names")
     options = parser.parse_args()
     print(f"budgets: seed {options.seed}", flush=True)
@@ -289,20 +318,24 @@ def main():
         small = [case for case in bench_cases() if "bigger" not in case.name]
         cases = draw([*small, *matrix_cases()], options.draw, random.Random(options.seed))
     cases = [case for case in cases if options.only in case.name]
-    failed = skipped = 0
+    failed, rows = 0, []
     print(f"{'':<52} {'budget':>6} {'without':>11} {'bytes':>11} {'held':>11}", flush=True)
     with tempfile.TemporaryDirectory(prefix="sherd-soak-") as folder:
         trainings = Trainings(options, pathlib.Path(folder))
         for case in cases:
             begin = time.monotonic()
             try:
-                text = meet(trainings, case)
-                skipped += text.startswith("-")
+                row = meet(trainings, case)
+                rows += [row] if row else []
+                text = line_of(row)
             except Failure as failure:
                 failed += 1
                 text = f"FAILED: {failure}"
             print(f"{case.name:<52} {case.percent:>4} % {text}  {time.monotonic() - begin:.1f} s", flush=True)
+    skipped = len(cases) - failed - len(rows)
     print(f"budgets: {len(cases) - skipped} runs, {failed} failed{f', {skipped} that there are not' if skipped else ''}")
+    if options.results:
+        write_results(options.results, options.seed, rows, failed)
     return 1 if failed else 0
 
 

@@ -110,7 +110,7 @@ def meet(trainings, case):
     if eager.status:
         raise Failure(f"without --compile it ends with {eager.status}:\n{eager.output[-2000:]}")
     if "-budget" in case.passes:
-        return f"{judge(trainings.train(case, ['--compile', '--passes', case.passes]), case, None, eager.hash)}"
+        return f"{judge(trainings.train(case, ['--compile', '--passes', case.passes]), case, None, eager.hash).peak}"
     most, budget, refusals = None, f"{case.percent}%", 0
     while most is None:
         most, least = try_budget(trainings, case, budget, eager.hash)
@@ -118,7 +118,7 @@ def meet(trainings, case):
             refusals, budget = refusals + 1, least
             if refusals > case.ranks + 1:
                 raise Failure(f"refused {refusals} times, at last with {least} bytes")
-    return f"{most}{f' after {refusals} refusals' if refusals else ''}"
+    return f"{most.peak}{f' after {refusals} refusals' if refusals else ''}"
 
 
 def main():
