@@ -56,7 +56,7 @@ void serve_ranks(const Ready& work) {
 }  // namespace
 
 int run_child(std::span<const std::string_view> args) {
-  for (const auto works : {call_works, state_works, step_works, gpu_works, shm_works})
+  for (const auto works : {call_works, state_works, step_works, program_works, gpu_works, shm_works})
     for (const auto& [name, begin] : works()) {
       if (args.empty() || name != args[0]) continue;
       const Ready ready = begin(args.subspan(1));

@@ -36,11 +36,12 @@ Ready ready(nlohmann::json greeting, const std::shared_ptr<ProcessGroup>& group,
 inline nlohmann::json sherd_greeting() { return {{"peer", "sherd"}}; }
 /// Each kind by its name: takes its flags, and makes ready.
 using Works = std::span<const std::pair<std::string_view, Ready (*)(std::span<const std::string_view> args)>>;
-Works call_works();   // call_works.cpp
-Works state_works();  // state_works.cpp
-Works step_works();   // step_works.cpp
-Works gpu_works();    // gpu_works.cpp
-Works shm_works();    // shm_limit.cpp
+Works call_works();     // call_works.cpp
+Works state_works();    // state_works.cpp
+Works step_works();     // step_works.cpp
+Works program_works();  // program_works.cpp
+Works gpu_works();      // gpu_works.cpp
+Works shm_works();      // shm_limit.cpp
 
 /// Runs a child, the words after --child: prints the greeting, then answers each line of stdin until its end. An Error
 /// becomes the answer {"error": text}. Returns the exit status.

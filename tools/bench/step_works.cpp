@@ -3,18 +3,10 @@
 #include <map>
 #include <sstream>
 
-#include "compile/capture/capture.h"
-#include "compile/ir/analysis/meaning.h"
 #include "compile/ir/analysis/seconds.h"
-#include "compile/ir/builder.h"
-#include "compile/ir/verify.h"
-#include "compile/passes/pass.h"
-#include "compile/run/guards.h"
 #include "compile/run/measure_prices.h"
 #include "nn/checkpoint/format/safetensors.h"
-#include "nn/optim/clip.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
-#include "runtime/autograd/autograd.h"
 #include "runtime/comm/board/exposed.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/host_group.h"
@@ -22,7 +14,6 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/trace.h"
-#include "runtime/op/core/dims.h"
 #include "runtime/op/core/host_reads.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/tensor/indices.h"
@@ -354,132 +345,6 @@ Ready begin_loss(std::span<const std::string_view> args) {
           }};
 }
 
-// A plain loop, clipping or not: what users write.
-struct PlainLoop {
-  std::unique_ptr<nn::LanguageModel> model;
-  std::unique_ptr<nn::AdamW> optimizer{};
-  bool clips = false;
-
-  void draw() {
-    model->materialize(nn::Seed{1});
-    optimizer = std::make_unique<nn::AdamW>(model->parameters());
-  }
-  Tensor step(std::span<const Tensor> in) const {
-    const Tensor loss = (*model)(in[0], in[1]);
-    backward(loss);
-    if (clips) nn::clip_grad_norm(*optimizer, 1);
-    optimizer->step_and_clear();
-    return loss.detach();
-  }
-};
-
-// `program --layers N --batch B [--times passes]`: records a training step of mini with clipping and AdamW. A request
-// is a number of calls; each sample is what verify() of the program that runs and its meaning take together, or what
-// run_passes() takes on the recorded one. Answers also say how many operations its nodes are.
-ir::Program recorded_step(const BenchRow& row) {
-  PlainLoop loop{.model = make_bench_model(row.model()), .clips = true};
-  loop.draw();
-  const BenchRow::Batch batch = random_batch(row, 0);
-  const Tensor in[] = {batch.tokens, batch.targets};
-  loop.step(in);  // lazy state settles
-  Recorder recorder(in);
-  const Tensor loss = loop.step(in);
-  return recorder.finish({&loss, 1}).program;
-}
-
-// Operations of all nodes, by their rows.
-double flops_of(const ir::Program& program) {
-  double flops = 0;
-  for (const ir::GraphNode& node : program.nodes) {
-    std::vector<TensorMeta> out;
-    for (const ir::TensorRef& ref : node.out)
-      if (ref.defined()) out.emplace_back(ref.shape, ref.dtype);
-    flops += op_cost(*node.op, metas_of(program, node), node.attrs, out).flops;
-  }
-  return flops;
-}
-
-Ready begin_program(std::span<const std::string_view> args) {
-  std::string times = "verify";
-  const BenchRow row = take_row(args, {.name = "mini", .layers = 32, .batch = 2}, {{"times", &times}});
-  BenchModel model = row.model();
-  model.batch = row.batch;
-  const ir::Program recorded = recorded_step(row);
-  const auto program = std::make_shared<ir::Program>(recorded);
-  run_passes(*program, ir::standard_passes());
-  const double flops = flops_of(*program), formula_flops = model.step_flops();
-  return {
-      {{"peer", "sherd"}, {"nodes", program->nodes.size()}}, [=](const std::string& request) -> json {
-        const std::vector<double> seconds = samples_of(asked(request, "CALLS").numbers[0], [&] {
-          if (times == "passes") *program = recorded;
-          return seconds_of([&] {
-            if (times == "passes") return run_passes(*program, ir::standard_passes());
-            verify(*program);
-            const ir::Meanings meanings(*program);
-          });
-        });
-        return {
-            {"seconds", seconds}, {"nodes", program->nodes.size()}, {"flops", flops}, {"formula_flops", formula_flops}};
-      }};
-}
-
-// `guards --layers N`: a captured training step of mini, each block a unit of fully_shard, on one rank. A request is a
-// number of samples; each is the mean of what finding that the recording fits takes, when nothing has changed since the
-// last replay. seconds_to_look_at_all is what it takes otherwise.
-class GuardsRun {
- public:
-  explicit GuardsRun(const BenchModel& of) : loop_{.model = make_bench_model(of)} {
-    const DeviceMesh mesh(world_group(), "dp");
-    for (nn::Module* block : loop_.model->blocks()) nn::fully_shard(*block, mesh);
-    nn::fully_shard(*loop_.model, mesh);
-    loop_.draw();
-    arguments_ = {zeros({of.batch, of.sequence}, DType::i32), zeros({of.batch, of.sequence}, DType::i32)};
-    while (step_.mode() != CompiledStep::Mode::replay) step_(arguments_);
-    guards_ = std::make_unique<Guards>(*step_.graph());
-    for (int i = 0; i < 2; ++i) {
-      look();
-      replay();
-    }
-  }
-
-  json answer(const std::string& request) {
-    std::vector<double> all;
-    const std::vector<double> seconds = samples_of(asked(request, "SAMPLES").numbers[0], [&] {
-      const double taken = seconds_per_call(1000, [&] { look(); });
-      RankContext::current().rank_register->note_change();  // so it looks at all until the next replay
-      all.push_back(seconds_of([&] { look(); }));
-      replay();
-      return taken;
-    });
-    return {{"seconds", seconds},
-            {"seconds_to_look_at_all", all},
-            {"slots", step_.graph()->program.slots.size()},
-            {"looks", guards_->num_looks()}};
-  }
-
- private:
-  void look() {
-    const std::string found = guards_->mismatch(arguments_);
-    check(found.empty(), "the recording does not fit: {}", found);
-  }
-  void replay() {
-    step_(arguments_);
-    guards_->replayed();
-  }
-
-  PlainLoop loop_;
-  std::vector<Tensor> arguments_;
-  CompiledStep step_{[this](std::span<const Tensor> in) { return std::vector{loop_.step(in)}; }};
-  std::unique_ptr<Guards> guards_;
-};
-
-Ready begin_guards(std::span<const std::string_view> args) {
-  const BenchRow row = take_row(args, {.name = "mini", .layers = 32});
-  BenchModel model = row.model();
-  model.batch = 1;
-  return ready<GuardsRun>(greeting_of(row), nullptr, model);
-}
-
 // `predicted [--link ...]`: a captured training step with clipping and AdamW, on several ranks fully sharded, each with
 // its batch. A request is a number of steps. The answer holds seconds of each replay; predicted_seconds, from prices
 // measured before each request, and what of that is predicted to be exposed; measuring_seconds.
@@ -530,9 +395,11 @@ Ready begin_predicted(std::span<const std::string_view> args) {
   return {greeting_of(row), [run](const std::string& request) { return run->answer(request); }, group};
 }
 
-constexpr Works::value_type kStepWorks[] = {
-    {"step", begin_step},       {"train", begin_train},   {"ghost", begin_ghost},        {"loss", begin_loss},
-    {"program", begin_program}, {"guards", begin_guards}, {"predicted", begin_predicted}};
+constexpr Works::value_type kStepWorks[] = {{"step", begin_step},
+                                            {"train", begin_train},
+                                            {"ghost", begin_ghost},
+                                            {"loss", begin_loss},
+                                            {"predicted", begin_predicted}};
 
 }  // namespace
 

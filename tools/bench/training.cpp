@@ -1,5 +1,7 @@
 #include "tools/bench/training.h"
 
+#include "nn/optim/clip.h"
+#include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
@@ -79,6 +81,19 @@ nlohmann::json greeting_of(const BenchRow& row) {
   nlohmann::json greeting = sherd_greeting();
   if (row.plan.device != Device::cpu()) greeting["device"] = RankContext::current().device(row.plan.device).describe();
   return greeting;
+}
+
+void PlainLoop::draw() {
+  model->materialize(nn::Seed{1});
+  optimizer = std::make_unique<nn::AdamW>(model->parameters());
+}
+
+Tensor PlainLoop::step(std::span<const Tensor> in) const {
+  const Tensor loss = (*model)(in[0], in[1]);
+  backward(loss);
+  if (clips) nn::clip_grad_norm(*optimizer, 1);
+  optimizer->step_and_clear();
+  return loss.detach();
 }
 
 namespace {

@@ -42,6 +42,18 @@ BenchRow::Batch random_batch(const BenchRow& row, int rank);
 /// Says who answers, and on which card, if it is one.
 nlohmann::json greeting_of(const BenchRow& row);
 
+/// A plain loop, clipping or not: what users write.
+struct PlainLoop {
+  std::unique_ptr<nn::LanguageModel> model;
+  std::unique_ptr<nn::AdamW> optimizer{};
+  bool clips = false;
+
+  /// Draws the model from seed 1, and makes AdamW for it.
+  void draw();
+  /// The loss of tokens and targets, whose update is made.
+  Tensor step(std::span<const Tensor> in) const;
+};
+
 // ---- one rank of a job that no machine here could hold, in training on a ghost rank (memory/README.md) ----
 
 /// Ranks of a mesh "dp=64,tp=8".
