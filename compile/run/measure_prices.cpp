@@ -1,6 +1,8 @@
 // Distinct calls are found by their keys (ir/analysis/seconds.h). A step's tensors rarely lie where a loop over one
 // kernel would have them: in the nearest cache. So before each run what the step touched long ago is written first,
-// then memory of several caches' size, then what it touched shortly before.
+// then memory of several caches' size, then what it touched shortly before. Nor does a step make one call over and over:
+// instructions, pages and the processor's guesses are those of the calls before. So calls take turns, in the order of
+// the step, and what counts is a mean: what now and then disturbs a call is in every step for some of its calls.
 #include "compile/run/measure_prices.h"
 
 #include <unistd.h>
@@ -10,11 +12,13 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "compile/ir/analysis/seconds.h"
 #include "compile/ir/builder.h"
 #include "compile/run/agree_prices.h"
+#include "compile/run/homes.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/tensor/for_scope.h"
@@ -26,7 +30,7 @@ namespace {
 
 using ir::GraphNode, ir::Program, ir::TensorRef, ir::ValueId;
 
-constexpr int kMostRuns = 5, kMostVisits = 2;
+constexpr int kMostVisits = 10;
 constexpr std::int64_t kLeastRoom = 1 << 20;
 constexpr std::int64_t kAnyRoom = std::numeric_limits<std::int64_t>::max();
 constexpr std::size_t kManyValues = 8;  // more than a row has that takes no list
@@ -35,10 +39,11 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+// But for the fifth that took longest, when other work was on the machine.
+double mean_of_most(std::vector<double> values) {
+  std::ranges::sort(values);
+  values.resize(values.size() - values.size() / 5);
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
 std::int64_t cache_bytes() {
@@ -199,7 +204,8 @@ struct Kind {
   std::size_t first;  ///< node
   ir::Work work;      ///< of one of them
   int count = 0;
-  std::vector<double> runs{};  ///< seconds
+  std::vector<double> runs{};  ///< seconds; the first until there is another
+  int num_runs = 0;
   double estimate() const { return count * work.amount * (work.counts_flops ? 0.2 : 1); }
 };
 
@@ -212,20 +218,20 @@ class Measuring {
         ends_(seconds_now() + most_seconds),
         cache_(static_cast<std::size_t>(std::min(8 * cache_bytes(), touches_.most_bytes))) {}
 
-  // More than one visit of each call where time allows, so that a burst of other work on the machine meets few of them.
   Prices calls() {
     find_kinds();
     std::vector<Kind*> order;
     for (Kind& kind : kinds_) order.push_back(&kind);
     std::ranges::stable_sort(order, std::greater(), &Kind::estimate);
-    for (const int visit : up_to(kMostVisits))
-      for (Kind* kind : order)
-        if (visit == 0 || !kind->runs.empty()) run(*kind);
+    for (Kind* kind : order) run(*kind);
+    for (int visit = 1; visit < kMostVisits; ++visit)
+      for (Kind& kind : kinds_)
+        if (!kind.runs.empty()) run(kind);
     Prices prices;
     std::map<std::string, std::pair<double, double>> sums;  // seconds and work, by rate
     for (const Kind& kind : kinds_) {
       if (kind.runs.empty()) continue;
-      const double seconds = median(kind.runs);
+      const double seconds = mean_of_most(kind.runs);
       prices.rows[kind.key] = seconds;
       for (const std::string_view of : {program_.nodes[kind.first].op->name, kind.work.kind}) {
         auto& [all, work] = sums[rate_key(kind.work, of)];
@@ -250,17 +256,17 @@ class Measuring {
     }
   }
 
-  // Not where time is up, or memory; nor of made-up values that the kernel refuses.
+  // Not where time is up, or memory; nor of made-up values that the kernel refuses. In the first run buffers of the
+  // kernel grow.
   void run(Kind& kind) {
-    if (seconds_now() >= ends_) return;
+    const double now = seconds_now();
+    if (now >= ends_ || (!kind.runs.empty() && now + kind.runs.front() >= ends_)) return;
     try {
       Call call(program_, program_.nodes[kind.first], touches_.recent[kind.first], room_);
       if (!call.fits()) return;
-      const double first = call.run(cache_);  // buffers of the kernel grow
-      const std::size_t before = kind.runs.size();
-      while (kind.runs.size() < before + kMostRuns && seconds_now() + first < ends_)
-        kind.runs.push_back(call.run(cache_));
-      if (kind.runs.empty()) kind.runs.push_back(first);
+      const double taken = call.run(cache_);
+      if (++kind.num_runs == 2) kind.runs.clear();
+      kind.runs.push_back(taken);
     } catch (const Error&) { kind.runs.clear(); }
   }
 
@@ -281,10 +287,12 @@ Prices measure_prices(const Program& program, const MeasureOptions& options) {
   const Unseen unseen;
   const bool is_alone = !options.group || options.group->size() == 1;
   if (!is_alone) check_lengths(program, *options.group);
-  const double share = is_alone ? 1 : 0.75;
-  Prices prices = Measuring(program, options.most_seconds * share, options.most_bytes).calls();
+  const double of_links = is_alone ? 0 : 0.25 * options.most_seconds;
+  const double of_copies = options.homes ? 0.1 * options.most_seconds : 0;
+  Prices prices = Measuring(program, options.most_seconds - of_links - of_copies, options.most_bytes).calls();
+  if (options.homes) measure_copies(*options.homes, of_copies, options.most_bytes, prices);
   if (is_alone) return prices;
-  measure_links(program, options.most_seconds * (1 - share), options.most_bytes, prices);
+  measure_links(program, of_links, options.most_bytes, prices);
   return agree_prices(program, prices, *options.group);
 }
 

@@ -6,6 +6,7 @@
 #include "compile/ir/program.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/price.h"
+#include "runtime/op/copy/offload_homes.h"
 
 namespace sherd {
 
@@ -14,12 +15,14 @@ struct MeasureOptions {
   std::int64_t most_bytes = 0;  ///< in the account of workspace; 0: as below
   /// Ranks that run the program together and all measure now; null: this one alone.
   std::shared_ptr<ProcessGroup> group{};
+  OffloadHomes* homes = nullptr;  ///< copies to these and back have prices, too
 };
 
-/// Prices for ir::node_seconds(). Each distinct call is run through the device layer, those that will take most of the
-/// step first: once to warm up, then up to five times, of which the median counts. Before each run its tensors are
-/// filled anew; those that the step has used shortly before are in the core's cache, others are not. Calls for which
-/// no time is left, or no memory, are priced by rates of those that were run. Units and collectives are not run:
+/// Prices for ir::node_seconds(). Each distinct call is run through the device layer: once to warm up, those that will
+/// take most of the step first, then up to nine times in turns with all others, of which the mean counts but for the
+/// slowest fifth. Before each run its tensors are filled anew; those that the step has used shortly before are in the
+/// core's cache, others are not. Calls for which no time is left, or no memory, are priced by rates of those that were
+/// run. Units and collectives are not run:
 /// transfers of their sizes are timed on the program's groups, on which a shaped link shows as it would in the step,
 /// beside the thread's own time where queues have no core for themselves.
 /// Memory: of one call at a time, in the account of workspace, at most most_bytes and at most what the program's
