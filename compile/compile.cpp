@@ -15,11 +15,13 @@
 #include "compile/run/footprint.h"
 #include "compile/run/guard.h"
 #include "compile/run/guards.h"
+#include "compile/run/homes.h"
 #include "compile/run/measure_prices.h"
 #include "compile/run/replay.h"
 #include "compile/run/same_program.h"
 #include "compile/run/same_recording.h"
 #include "runtime/autograd/slot.h"
+#include "runtime/comm/group/agree.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/left_steps.h"
 #include "runtime/op/core/tape_modes.h"
@@ -45,6 +47,18 @@ bool is_first_rank() {
 
 std::shared_ptr<ProcessGroup> group_of(const CompileOptions& options) {
   return options.group ? *options.group : known_world();
+}
+
+// Null: no bytes leave memory.
+std::unique_ptr<OffloadHomes> make_homes(const CompileOptions& options, const ir::Program& program) {
+  if (!options.activations_folder) return nullptr;
+  return std::make_unique<OffloadHomes>(device_of(program), *options.activations_folder);
+}
+
+// An Error of one rank is one of all that fit the step together.
+void on_all(ProcessGroup* group, const std::function<void()>& run) {
+  if (group) together(*group, run);
+  else run();
 }
 
 void check_fits_here(const Graph& graph) {
@@ -92,6 +106,7 @@ struct CompiledStep::Entry {
   const Graph graph;           // after them, as it was recorded
   Guards guards;
   std::unique_ptr<const Graph> fitted;   // what is replayed, if it is another
+  std::unique_ptr<OffloadHomes> homes;   // of constants that the step moves bytes to
   std::optional<Predicted> predicted{};  // once it is fitted
   bool is_confirmed = false;             // recorded again, with the same result
   bool is_second = false;                // in the place of another one, from which it may differ
@@ -131,11 +146,15 @@ const Graph* CompiledStep::graph() const { return entries_.empty() ? nullptr : &
 const ir::Program* CompiledStep::recorded() const { return entries_.empty() ? nullptr : &entries_.front()->recorded; }
 
 void CompiledStep::begin_with(ir::Program recorded) {
-  Graph graph = bind(recorded);
+  Names names;
+  std::unique_ptr<OffloadHomes> homes = make_homes(options_, recorded);
+  if (homes) names.constants = take_homes(recorded, 0, *homes);
+  Graph graph = bind(recorded, names);
   if (!begun_with_) check_fits_here(graph);  // after a step that was left, the next call looks
   run_passes(graph.program, options_.passes);
   entries_.insert(entries_.begin(), std::make_unique<Entry>(recorded, std::move(graph), num_predictions()));
   entries_.front()->is_confirmed = true;
+  entries_.front()->homes = std::move(homes);
   begun_with_ = std::move(recorded);
   mode_ = Mode::record;
   reason_ = "by a ghost of this rank";
@@ -224,8 +243,15 @@ void CompiledStep::compare_programs(bool has_arguments) {
 void CompiledStep::fit(Entry& entry, ProcessGroup* group, bool has_arguments) {
   if (entry.predicted || !options_.memory_budget.is_set()) return;
   auto [program, predicted] = fitted(entry.recorded, entry.graph.program, group, has_arguments);
+  ir::Live live = entry.graph.live;
+  if (options_.activations_folder)
+    on_all(group, [&] {  // a disk may be full on one rank
+      if (!entry.homes) entry.homes = make_homes(options_, program);
+      for (Ref<Storage>& home : take_homes(program, live.constants.size(), *entry.homes))
+        live.constants.push_back(std::move(home));
+    });
   if (program != entry.graph.program)
-    entry.fitted = std::make_unique<const Graph>(Graph{std::move(program), entry.graph.live});
+    entry.fitted = std::make_unique<const Graph>(Graph{std::move(program), std::move(live)});
   entry.interpreter = std::make_unique<Interpreter>(
       entry.runs(), fmt::format("{} at most: {}", format_bytes(predicted.peak), describe(predicted.bytes)));
   entry.predicted = std::move(predicted);
@@ -239,11 +265,14 @@ std::pair<ir::Program, CompiledStep::Predicted> CompiledStep::fitted(const ir::P
   const CategoryBytes beside = bytes_beside(recorded, alone, has_arguments);
   const std::int64_t sum_beside = std::accumulate(beside.begin(), beside.end(), std::int64_t{0});
   if (!prices_ && !RankContext::current().is_ghost()) {  // which measures nothing
+    std::unique_ptr<OffloadHomes> homes;
+    on_all(group, [&] { homes = make_homes(options_, recorded); });
     Accounting& account = RankContext::current().allocator(device_of(recorded)).accounting();
     const Accounting before = account;
     const std::int64_t room = options_.memory_budget.bytes(alone.peak + sum_beside) - account.total();
-    prices_ = std::make_shared<const Prices>(measure_prices(
-        passed, {.most_bytes = std::max<std::int64_t>(1, room), .group = group ? group_of(options_) : nullptr}));
+    prices_ = std::make_shared<const Prices>(measure_prices(passed, {.most_bytes = std::max<std::int64_t>(1, room),
+                                                                     .group = group ? group_of(options_) : nullptr,
+                                                                     .homes = homes.get()}));
     forget_peaks_since(before, account);
   }
   Fitted fitted = fit_program(recorded, {.budget = options_.memory_budget,
@@ -251,7 +280,8 @@ std::pair<ir::Program, CompiledStep::Predicted> CompiledStep::fitted(const ir::P
                                          .beside = sum_beside,
                                          .group = group,
                                          .recorded = &alone,
-                                         .prices = prices_.get()});
+                                         .prices = prices_.get(),
+                                         .moves_out = options_.activations_folder.has_value()});
   Predicted predicted{.notes = fmt::format("{}", fmt::join(fitted.notes, "; ")),
                       .bytes = fitted.footprint.most,
                       .peak = fitted.footprint.peak + sum_beside,

@@ -61,6 +61,9 @@ class CompiledStep {
     /// ones and hold what those hold. Error at the first replay, on all ranks, where the least that the step can hold
     /// is more.
     MemoryBudget memory_budget{};
+    /// Within a budget activations may also be moved to a file in this folder and back, where that is cheaper than to
+    /// compute them again; those of a device to memory of the host, with an empty folder. None: they stay in memory.
+    std::optional<std::string> activations_folder{};
   };
 
   explicit CompiledStep(Function function) : CompiledStep(std::move(function), Options()) {}

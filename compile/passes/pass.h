@@ -33,6 +33,16 @@ struct Pass {
   Forms needs = 0, gives = 0, ends = 0;
 };
 
+/// Where bytes of the program's device may be meanwhile, a file or memory of the host, and seconds that a byte takes.
+struct Elsewhere {
+  /// On the queue of copies, and of the thread's own that the queue takes.
+  struct Way {
+    double queued = 1e-9, own = 0;
+  };
+  Way out{}, back{};
+  std::int64_t least_bytes = 4096;  ///< smaller values are not worth a call
+};
+
 /// What passes decide by, and what they say. Without it they leave what was recorded.
 struct PassContext {
   /// Whether the program may become another than the recorded one. Recordings are compared as they were made.
@@ -44,6 +54,7 @@ struct PassContext {
   std::function<Footprint(const Program&)> footprint{};
   /// Seconds of each node. Unset: they cost nothing.
   std::function<std::vector<double>(const Program&)> seconds{};
+  std::optional<Elsewhere> elsewhere{};  ///< none: all bytes stay in memory
   /// By item: whether it is true on all ranks, which call it together and equally often. Unset: this rank decides
   /// nothing that the others must do too.
   std::function<std::vector<bool>(const std::vector<bool>&)> on_all{};

@@ -39,7 +39,7 @@ class Placer {
   }
 
  private:
-  // Those that a pass has put stay: it wants bytes back there.
+  // A pass may have put some where it wants bytes back: they stay.
   static Program& without_waits(Program& program) {
     if (!program.has_waits) return program;
     std::erase_if(program.nodes, [](const GraphNode& node) { return node.op->traits.waits; });

@@ -19,7 +19,11 @@ std::vector<BudgetPoint> budget_curve(const ir::Program& recorded, const FitOpti
     found = within_budgets(program, context, points);
     for (ir::Program& within : found) context.finish(within);
   };
-  fit_program(recorded, {.budget = "100%", .passes = passes, .recorded = options.recorded, .prices = options.prices});
+  fit_program(recorded, {.budget = "100%",
+                         .passes = passes,
+                         .recorded = options.recorded,
+                         .prices = options.prices,
+                         .moves_out = options.moves_out});
   std::vector<BudgetPoint> curve;
   for (const ir::Program& within : found) {
     const double seconds = options.prices ? step_seconds(within, *options.prices).seconds : 0;

@@ -39,6 +39,14 @@ std::vector<double> seconds_of_nodes(const ir::Program& program, const Prices& p
   return seconds;
 }
 
+ir::Elsewhere elsewhere_by(const Prices& prices) {
+  const auto way = [&](CopyKind kind) -> ir::Elsewhere::Way {
+    const ir::NodeSeconds byte = ir::copy_seconds(prices, kind, 1);
+    return {.queued = byte.queued, .own = byte.compute};
+  };
+  return {.out = way(CopyKind::evict), .back = way(CopyKind::fetch)};
+}
+
 Fitted fit(ir::Program recorded, const FitOptions& options) {
   Fitted fitted{.recorded_peak = options.recorded ? options.recorded->peak : recorded_peak(recorded, options.passes)};
   const std::int64_t without = fitted.recorded_peak + options.beside;
@@ -55,6 +63,7 @@ Fitted fit(ir::Program recorded, const FitOptions& options) {
       context.budget.reset();
     }
   }
+  if (fits && options.moves_out) context.elsewhere = elsewhere_by(options.prices ? *options.prices : Prices());
   if (options.group) context.on_all = [&](const std::vector<bool>& own) { return on_all(*options.group, own); };
   context.observe = options.observe;
   run_passes(recorded, options.passes, context);

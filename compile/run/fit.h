@@ -26,6 +26,7 @@ struct FitOptions {
   const ir::Footprint* recorded = nullptr;
   /// What passes decide by; null: all nodes cost nothing.
   const Prices* prices = nullptr;
+  bool moves_out = false;  ///< bytes of activations may be in homes meanwhile (compile/run/homes.h)
   /// PassContext::observe.
   std::function<void(std::string_view name, const ir::Program& program)> observe{};
 };

@@ -1,8 +1,10 @@
 #include "tests/compile/recorded_step.h"
 
 #include <cstring>
+#include <filesystem>
 
 #include "compile/capture/capture.h"
+#include "compile/ir/analysis/seconds.h"
 #include "compile/passes/pass.h"
 #include "compile/run/fit.h"
 #include "compile/run/replay.h"
@@ -13,6 +15,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/op/copy/offload_homes.h"
 #include "tests/parallel/two_dim_net.h"
 #include "tests/support/ranks.h"
 
@@ -138,12 +141,25 @@ void RecordedStep::restore() const {
   for (std::size_t i = 0; i < arguments_.size(); ++i) put(given_bits_[i], arguments_[i].local());
 }
 
+Live RecordedStep::live_for(const Program& program) const {
+  Live live = live_;
+  if (program.constants.size() == live.constants.size()) return live;
+  OffloadHomes homes(Device::cpu(), std::filesystem::temp_directory_path().string());
+  live.constants.resize(program.constants.size());
+  for (const Value& value : program.values)
+    if (Ref<Storage>* const home =
+            value.kind == ValueKind::constant ? &live.constants[static_cast<std::size_t>(value.source)] : nullptr;
+        home && !*home)
+      *home = homes.take(value.bytes).storage();
+  return live;
+}
+
 Outcome RecordedStep::run(const Program& program) const {
   restore();
   RankContext& context = RankContext::current();
   Accounting& accounting = context.allocator().accounting();
   Outcome outcome;
-  const Graph graph{program, live_};
+  const Graph graph{program, live_for(program)};
   Interpreter interpreter(graph);
   accounting.reset_peaks();
   const std::vector<Tensor> results = interpreter.run(arguments_);
@@ -168,12 +184,23 @@ int RecordedStep::count(bool here) const {
   return count;
 }
 
-Program planned(const RecordedStep& step, int percent) {
+Prices prices_of_cheap_copies() {
+  Prices prices;
+  prices.rows[copy_key(CopyKind::evict)] = 2e-11;
+  prices.rows[copy_key(CopyKind::fetch)] = 1e-11;
+  return prices;
+}
+
+Program planned(const RecordedStep& step, int percent, bool moves_out) {
   const std::vector<Pass> passes = standard_passes();
+  const Prices prices = prices_of_cheap_copies();
   for (;; percent += 5) {
     try {
-      return fit_program(step.recorded(),
-                         {.budget = fmt::format("{}%", percent), .passes = passes, .group = &step.group()})
+      return fit_program(step.recorded(), {.budget = fmt::format("{}%", percent),
+                                           .passes = passes,
+                                           .group = &step.group(),
+                                           .prices = moves_out ? &prices : nullptr,
+                                           .moves_out = moves_out})
           .program;
     } catch (const Error&) {
       if (percent >= 100) throw;
@@ -192,6 +219,10 @@ std::vector<StepCase> step_cases() {
 
 std::unique_ptr<RecordedStep> record_kept_units(const Group& group) {
   return record_sharded(group, {1, 2, 1}, std::make_shared<ResidualNet>(32, 64, 4), {.reshard_after_forward = false});
+}
+
+std::unique_ptr<RecordedStep> record_large_units(const std::shared_ptr<ProcessGroup>& group) {
+  return record_sharded(group, {1, 2, 1}, std::make_shared<ResidualNet>(32, 64, 4));
 }
 
 void for_each_step(const std::function<void(const StepCase&, const RecordedStep&)>& body) {

@@ -8,6 +8,7 @@
 
 #include "compile/ir/graph.h"
 #include "runtime/comm/group/process_group.h"
+#include "runtime/exec/price.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/op/core/tensor.h"
 
@@ -37,7 +38,7 @@ class RecordedStep {
   const Program& recorded() const { return recorded_; }
   /// As standard_passes() leave it, with all of these as nodes and values.
   const Program& complete() const { return complete_; }
-  /// Collective: from the state before the recorded call.
+  /// Collective: from the state before the recorded call. Constants that it was not recorded with get homes in a file.
   Outcome run(const Program& program) const;
   /// Collective: whether it is so on all ranks.
   bool on_all(bool here) const { return count(here) == group_->size(); }
@@ -45,6 +46,7 @@ class RecordedStep {
 
  private:
   int count(bool here) const;
+  Live live_for(const Program& program) const;
   void restore() const;
 
   Function step_;  // holds the model
@@ -56,8 +58,12 @@ class RecordedStep {
   std::vector<std::vector<std::byte>> given_bits_;  // by argument
 };
 
+/// Prices at which copies to a file and back take little beside what they save.
+Prices prices_of_cheap_copies();
+
 /// Collective: the program of the least budget that the step reaches, from this one in percent on, in steps of 5.
-Program planned(const RecordedStep& step, int percent);
+/// `moves_out`: by copies to a file, if it has activations that may go there.
+Program planned(const RecordedStep& step, int percent, bool moves_out = false);
 
 struct StepCase {
   const char* name;
@@ -71,6 +77,9 @@ std::vector<StepCase> step_cases();
 
 /// On 2 ranks: four blocks under fully_shard, which keep what they have gathered from forward to backward.
 std::unique_ptr<RecordedStep> record_kept_units(const std::shared_ptr<ProcessGroup>& group);
+
+/// The same, but gathered again for backward: what queues hold weighs more than activations do.
+std::unique_ptr<RecordedStep> record_large_units(const std::shared_ptr<ProcessGroup>& group);
 
 /// Calls `body` on the ranks of each case.
 void for_each_step(const std::function<void(const StepCase&, const RecordedStep&)>& body);

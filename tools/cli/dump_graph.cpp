@@ -49,7 +49,8 @@ void dump_graph(train::Run& run) {
                            .beside = beside,
                            .group = run.group.get(),
                            .recorded = &held,
-                           .prices = &prices};
+                           .prices = &prices,
+                           .moves_out = config.plan.offload_activations.any()};
   const Fitted fitted = dump_graph(recorded, options, folder);
   together(*run.group, [&] {
     if (folder.empty()) return;

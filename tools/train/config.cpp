@@ -92,7 +92,8 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("device", text_field(c.plan.device), kDeviceHelp, rounding);
   table.add("compile", &c.plan.compiled, "record one step and replay it; the same bits as without", run);
   table.add("memory_budget", text_field(c.plan.memory_budget),
-            "compile: the most that a rank holds, as 1.5GB, or 75% of what it does without; the rest is computed again",
+            "compile: the most that a rank holds, as 1.5GB, or 75% of what it does without; the rest is computed again, or "
+            "moved out and back where --offload-activations says where to",
             run);
   table.add("passes", &c.passes,
             "compile: passes that are left out of those that a recording is rewritten by, as -budget,-dead_nodes", run);

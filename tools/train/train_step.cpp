@@ -1,8 +1,10 @@
 #include "tools/train/train_step.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 
+#include "compile/ir/homes.h"
 #include "nn/layers/dropout.h"
 #include "nn/optim/clip.h"
 #include "nn/optim/update_agreement.h"
@@ -59,10 +61,12 @@ TrainStep::TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::in
 }
 
 std::unique_ptr<CompiledStep> TrainStep::captured_updates() {
-  return std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return run(in); },
-                                        CompileOptions{.group = mesh_.group(),
-                                                       .passes = ir::passes_named(config_.passes),
-                                                       .memory_budget = config_.plan.memory_budget});
+  const nn::TrainingPlan& plan = config_.plan;
+  CompileOptions options{
+      .group = mesh_.group(), .passes = ir::passes_named(config_.passes), .memory_budget = plan.memory_budget};
+  if (plan.memory_budget.is_set() && plan.offload_activations.any())
+    options.activations_folder = plan.offload_activations.options(plan.device, 0).folder;
+  return std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return run(in); }, std::move(options));
 }
 
 // All that an update would make when it first needs it, beside what is there since the plan was applied: a replay is
@@ -83,7 +87,7 @@ void TrainStep::begin_captured(std::int64_t data_vocabulary) {
   asked.draws = true;  // nobody loads a ghost
   ir::Program recorded = recorded_on_ghost(config_, group.rank(), group.size(), data_vocabulary, asked);
   try {
-    check(recorded.constants.empty(), "they hold values of the host");
+    check(std::ranges::all_of(ir::homes_of(recorded), std::identity()), "they hold values of the host");
     compiled_->begin_with(recorded);
   } catch (const OutOfMemory&) { throw; } catch (const Error& error) {
     not_begun_ = {std::move(recorded), error.message()};

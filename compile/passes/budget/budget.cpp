@@ -38,7 +38,8 @@ class Fitter {
   Fitter(const Program& program, PassContext& context)
       : program_(program),
         context_(context),
-        model_(program, context.seconds ? context.seconds(program) : std::vector<double>(program.nodes.size(), 0.0)),
+        model_(program, context.seconds ? context.seconds(program) : std::vector<double>(program.nodes.size(), 0.0),
+               context.elsewhere),
         start_{model_.recorded(), std::vector<bool>(model_.gaps().size(), false)} {
     Program finished = rewritten(model_.recorded());
     context_.finish(finished);
@@ -167,15 +168,17 @@ class Fitter {
 
   void note(const Found& found) {
     const auto& [choice, outcome] = found;
-    int repeated = 0, left_out = 0, added = 0;
+    int repeated = 0, moved = 0, left_out = 0, added = 0;
     for (std::size_t g = 0; g < choice.size(); ++g) {
       if (choice[g] == model_.recorded()[g]) continue;
-      if (!model_.gaps()[g].is_unit) ++repeated;
+      if (is_copied(choice[g])) ++moved;
+      else if (!model_.gaps()[g].is_unit) ++repeated;
       else ++(choice[g] == Over::held ? left_out : added);
     }
     const double seconds = model_.weigh(choice).seconds - model_.weigh(model_.recorded()).seconds;
     std::vector<std::string> done;
     if (repeated > 0) done.push_back(fmt::format("{} values computed again", repeated));
+    if (moved > 0) done.push_back(fmt::format("{} values moved out and back", moved));
     if (left_out > 0) done.push_back(fmt::format("{} gather{} left out", left_out, left_out > 1 ? "s" : ""));
     if (added > 0) done.push_back(fmt::format("{} gather{} added", added, added > 1 ? "s" : ""));
     const std::int64_t bytes = outcome.peak - recorded_.peak;

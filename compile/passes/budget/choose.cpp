@@ -14,7 +14,7 @@ namespace {
 
 using Load = StepModel::Load;
 
-constexpr std::size_t kMostExact = 14;
+constexpr std::size_t kMostExact = 1 << 14;
 constexpr std::size_t kMostWork = 400'000;  // of exchanges: choices that are weighed, times gaps
 
 /// One gap done otherwise.
@@ -33,7 +33,7 @@ class Chooser {
 
   std::optional<Choice> run(const Choice* from) {
     const std::vector<int> few = gaps_that_matter();
-    if (few.size() <= kMostExact) {
+    if (num_choices(few) <= kMostExact) {
       const std::optional<Choice> best = best_of_all(few);
       if (!best) return best;
       choice_ = *best;
@@ -80,6 +80,25 @@ class Chooser {
     return cost_ == Cost::seconds ? load.seconds - load_.seconds : load.moved - load_.moved;
   }
   bool is_unit(std::size_t gap) const { return model_.gaps()[gap].is_unit; }
+
+  // What may become of a gap but to be held. What is decided by bytes alone is what no price shifts.
+  std::vector<Over> others(std::size_t gap) const {
+    const StepModel::Gap& of = model_.gaps()[gap];
+    std::vector<Over> others;
+    if (is_unit(gap) || of.can_repeat) others.push_back(Over::gone);
+    if (of.can_leave) others.push_back(Over::apart);
+    if (of.out_by >= 0 && cost_ == Cost::seconds) others.push_back(Over::away);
+    return others;
+  }
+  // What takes less room than this.
+  std::vector<Over> after(std::size_t gap) const {
+    switch (choice_[gap]) {
+      case Over::held: return others(gap);
+      case Over::gone: return is_unit(gap) ? std::vector<Over>() : std::vector{Over::brief};
+      case Over::away: return {Over::apart};
+      default: return {};
+    }
+  }
   bool is_fixed(std::size_t gap) const { return start_.is_fixed[gap]; }
 
   // Lets go of one thing after the other until the peak is within the limit. False: nothing takes more off.
@@ -107,14 +126,13 @@ class Chooser {
   std::vector<Move> moves_at_peak() const {
     std::map<std::pair<int, Over>, int> first_of_kind;
     for (const int gap : load_.at_peak) {
-      const bool is_gone = choice_[at(gap)] == Over::brief || (is_unit(at(gap)) && choice_[at(gap)] != Over::held);
-      if (is_gone || is_fixed(at(gap)) || gap == stays_) continue;
+      if (is_fixed(at(gap)) || gap == stays_) continue;
       const auto [found, is_new] = first_of_kind.try_emplace({model_.gaps()[at(gap)].kind, choice_[at(gap)]}, gap);
       if (!is_new && model_.gaps()[at(gap)].first < model_.gaps()[at(found->second)].first) found->second = gap;
     }
     std::vector<Move> moves;
     for (const auto& [kind, gap] : first_of_kind)
-      moves.push_back({gap, kind.second == Over::held ? Over::gone : Over::brief});
+      for (const Over over : after(at(gap))) moves.push_back({gap, over});
     return moves;
   }
 
@@ -159,6 +177,8 @@ class Chooser {
     if (cost_of(first.second) < 0) std::tie(choice_, load_) = first;
     for (std::size_t g = 0; g < choice_.size(); ++g)
       if (is_unit(g) && !is_fixed(g) && choice_[g] != Over::held) keep_if_it_fits({static_cast<int>(g), Over::held});
+      else if (choice_[g] == Over::apart && model_.gaps()[g].out_by >= 0)
+        keep_if_it_fits({static_cast<int>(g), Over::away});
   }
   void keep_all_that_fit(std::vector<std::pair<double, int>>& gaps) {
     std::ranges::sort(gaps);
@@ -182,11 +202,16 @@ class Chooser {
     }
   }
   bool does_otherwise(int gap) {
+    const Over now = choice_[at(gap)];
+    if (now != start_.choice[at(gap)]) return does_otherwise({gap, start_.choice[at(gap)]});
+    if (now != Over::held) return false;
+    const std::vector<Over> all = others(at(gap));
+    return std::ranges::any_of(all, [&](Over over) { return does_otherwise({gap, over}); });
+  }
+  bool does_otherwise(const Move& move) {
     const std::pair before(choice_, load_);
-    Over& over = choice_[at(gap)];
-    over = over == start_.choice[at(gap)] ? Over::gone : start_.choice[at(gap)];
-    if (over == before.first[at(gap)]) return false;
-    stays_ = gap;
+    choice_[at(move.gap)] = move.over;
+    stays_ = move.gap;
     const bool is_within = reach();
     if (is_within) hold_again();
     stays_ = -1;
@@ -202,12 +227,26 @@ class Chooser {
     return gaps;
   }
 
+  // How many there are of these gaps together, or more than are tried.
+  std::size_t num_choices(const std::vector<int>& gaps) const {
+    std::size_t count = 1;
+    for (const int gap : gaps)
+      if (count <= kMostExact) count *= others(at(gap)).size() + 1;
+    return count;
+  }
+
   std::optional<Choice> best_of_all(const std::vector<int>& gaps) {
     std::optional<Choice> best;
     double seconds = 0;
-    for (std::size_t set = 0; set < std::size_t{1} << gaps.size(); ++set) {
-      for (std::size_t i = 0; i < gaps.size(); ++i)
-        choice_[at(gaps[i])] = (set >> i & 1) != 0 ? Over::gone : Over::held;
+    const std::size_t count = num_choices(gaps);
+    for (std::size_t number = 0; number < count; ++number) {
+      std::size_t rest = number;
+      for (const int gap : gaps) {
+        const std::vector<Over> all = others(at(gap));
+        const std::size_t which = rest % (all.size() + 1);
+        choice_[at(gap)] = which == 0 ? Over::held : all[which - 1];
+        rest /= all.size() + 1;
+      }
       const Load load = weigh();
       if (load.peak > limit_ || (best && load.seconds >= seconds)) continue;
       best = choice_;

@@ -81,11 +81,12 @@ void add_once(std::vector<int>& list, int item) {
 
 }  // namespace
 
-StepModel::StepModel(const Program& program, std::vector<double> seconds)
-    : program_(program), seconds_(std::move(seconds)), beside_(program.nodes.size(), 0) {
+StepModel::StepModel(const Program& program, std::vector<double> seconds, std::optional<Elsewhere> elsewhere)
+    : program_(program), seconds_(std::move(seconds)), elsewhere_(elsewhere), beside_(program.nodes.size(), 0) {
   find_temporaries();
   find_work();
   find_gaps();
+  find_copies();
   find_unit_gaps();
   find_kept_units();
   name_kinds();
@@ -219,7 +220,8 @@ void StepModel::find_writes() {
 void StepModel::find_gaps() {
   for (std::size_t h = 0; h < held_.size(); ++h) {
     Held& held = held_[h];
-    if (!held.can_repeat || held.uses.size() < 2 || held.bytes == 0) continue;
+    const bool leaves = can_leave(held);
+    if (!(held.can_repeat || leaves) || held.uses.size() < 2 || held.bytes == 0) continue;
     held.first_gap = static_cast<int>(gaps_.size());
     for (std::size_t u = 1; u < held.uses.size(); ++u) {
       gaps_.push_back({.held = static_cast<int>(h),
@@ -227,11 +229,45 @@ void StepModel::find_gaps() {
                        .first = held.uses[u - 1],
                        .last = held.uses[u],
                        .node = held.node,
-                       .bytes = held.bytes});
+                       .bytes = held.bytes,
+                       .can_repeat = held.can_repeat,
+                       .can_leave = leaves});
       const bool is_gone =
           std::ranges::any_of(held.makers, [&](int maker) { return held.uses[u - 1] < maker && maker < held.uses[u]; });
       recorded_.push_back(is_gone ? Over::gone : Over::held);
     }
+  }
+}
+
+// What is written once, whole, by one node, and is dense: its bytes are all that it is. A step of a device moves no
+// bytes of the host.
+bool StepModel::can_leave(const Held& held) const {
+  if (!elsewhere_ || held.bytes < elsewhere_->least_bytes || held.category != MemoryCategory::activations ||
+      held.writers != 1)
+    return false;
+  const GraphNode& node = program_.nodes[at(held.node)];
+  const TensorRef& made = node.out[at(held.output)];
+  const auto is_of_device = [](const Value& value) { return value.device.has_backend(); };
+  if (!is_of_device(program_.value(made.value)) && std::ranges::any_of(program_.values, is_of_device)) return false;
+  return !node.accumulate && is_whole(program_, made) && numel(made.shape) * byte_size(made.dtype) == held.bytes;
+}
+
+// Beside nodes that take twice as long as the copy, since copies come one after the other.
+void StepModel::find_copies() {
+  for (std::size_t g = 0; g < gaps_.size(); ++g) {
+    Gap& gap = gaps_[g];
+    const int before_last = std::min(gap.last, static_cast<int>(work_.size())) - 1;
+    if (!gap.can_leave || before_last <= gap.first) continue;
+    const auto bytes = static_cast<double>(gap.bytes);
+    int out = gap.first, back = before_last;
+    for (double left = 2 * bytes * elsewhere_->out.queued; left > 0 && out < before_last;) left -= seconds_[at(++out)];
+    for (double left = 2 * bytes * elsewhere_->back.queued - seconds_[at(back)]; left > 0 && back > gap.first;)
+      left -= seconds_[at(--back)];
+    if (out >= back) continue;
+    gap.out_by = out;
+    gap.back_from = back;
+    work_[at(out)].outs_until.push_back(static_cast<int>(g));
+    work_[at(back)].backs_from.push_back(static_cast<int>(g));
   }
 }
 

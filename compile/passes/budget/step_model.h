@@ -9,11 +9,13 @@
 // Nodes that mean the same are one here, so what was recorded is a choice like any other: it repeats what is gone.
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "compile/ir/program.h"
+#include "compile/passes/pass.h"
 
 namespace sherd::ir {
 
@@ -22,7 +24,10 @@ enum class Over : std::uint8_t {
   held,  ///< it stays
   gone,  ///< let go after the earlier use, and back for the later one, or sooner if another value needs it to come back
   brief,  ///< the same; but what came back for another goes again, and comes back once more for the use
+  away,   ///< copied to a home after the earlier use, and from there before the later one, beside nodes that compute
+  apart,  ///< the same, and the rank waits for each copy
 };
+constexpr bool is_copied(Over over) { return over == Over::away || over == Over::apart; }
 
 /// By gap.
 using Choice = std::vector<Over>;
@@ -42,6 +47,10 @@ class StepModel {
     /// Parameters that were recorded to stay would be released after `first`, and gathered before `last`, as these
     /// nodes are.
     int release = -1, gather = -1;
+    /// A temporary may come back as its node runs again; as a copy, which beside other nodes ends after `out_by` and
+    /// begins before `back_from`.
+    bool can_repeat = false, can_leave = false;
+    int out_by = -1, back_from = -1;
     int kind = 0;  ///< equal for gaps of equal values in equal blocks
   };
   /// What a choice costs and holds.
@@ -56,7 +65,7 @@ class StepModel {
   };
 
   /// `seconds`: by node. The program is as ssa() leaves it, and outlives the model.
-  StepModel(const Program& program, std::vector<double> seconds);
+  StepModel(const Program& program, std::vector<double> seconds, std::optional<Elsewhere> elsewhere = {});
 
   const std::vector<Gap>& gaps() const { return gaps_; }
   /// What the program does.
@@ -98,7 +107,8 @@ class StepModel {
     std::vector<ValueId> writes;  // values that are no temporaries, and are written; units that a gather renews
     int opens = -1, closes = -1;  // the unit gap that begins with this release, ends with this gather
     std::vector<int> releases_after, gathers_before;  // gaps of units that were recorded to stay
-    int first = -1;                                   // the node that does the same; this one if there is none before
+    std::vector<int> outs_until, backs_from;  // gaps whose copies end after this node, begin before it
+    int first = -1;                           // the node that does the same; this one if there is none before
     bool can_repeat = false;
   };
 
@@ -109,12 +119,15 @@ class StepModel {
   void find_writes();
   bool begins_in(int node, ValueId value) const;
   void find_gaps();
+  bool can_leave(const Held& held) const;
+  void find_copies();
   void find_unit_gaps();
   void find_kept_units();
   void name_kinds();
 
   const Program& program_;
   const std::vector<double> seconds_;
+  const std::optional<Elsewhere> elsewhere_;
   std::vector<int> held_of_;  // by value; -1: no temporary
   std::vector<Held> held_;
   std::vector<Work> work_;

@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "compile/ir/homes.h"
 #include "compile/ir/rewrite.h"
 #include "compile/passes/budget/step_model.h"
 
@@ -13,16 +14,39 @@ namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
+/// An instance is copied to its home, waited for, or brought from there.
+enum class Copy : std::uint8_t { none, out, wait, back };
+
+/// Seconds of the rank's thread, and of the queue that copies.
+struct Clock {
+  Clock(const Elsewhere& elsewhere, std::size_t instances) : takes(elsewhere), there_at(instances, 0) {}
+
+  void await(int instance) { now = std::max(now, there_at[at(instance)]); }
+  void copy(Copy way, int instance, double bytes) {
+    if (way == Copy::wait) return await(instance);
+    const Elsewhere::Way& seconds = way == Copy::out ? takes.out : takes.back;
+    free_at = there_at[at(instance)] = std::max(now, free_at) + bytes * seconds.queued;
+    now += bytes * seconds.own;
+    moved += bytes;
+  }
+
+  const Elsewhere takes;
+  std::vector<double> there_at;  // by instance: when the last copy of it has ended
+  double now = 0, free_at = 0, moved = 0;
+};
+
 }  // namespace
 
 class StepWalk {
  public:
-  /// One run of a node. Instances are numbered from 0 as they are made.
+  /// One run of a node, or a copy. Instances are numbered from 0 as they are made.
   struct Step {
-    int node;
+    int node;                            // -1: a copy
     int before;                          // the recorded node that it comes before, or is
     bool repeats;                        // what an earlier one has done
     std::size_t first_read, first_made;  // in lists of instances
+    Copy copy = Copy::none;
+    int instance = -1;  // that is copied
   };
   struct Instance {
     int held;
@@ -33,6 +57,7 @@ class StepWalk {
     states_.resize(model.held_.size());
     writes_.assign(model.program_.values.size(), 0);
     used_at_.assign(model.gaps_.size(), {-1, -1});
+    leaves_at_ = used_at_;
     present_.assign(model.program_.values.size(), true);
     for (std::size_t v = 0; v < present_.size(); ++v) present_[v] = !model.program_.values[v].is_absent;
   }
@@ -48,8 +73,9 @@ class StepWalk {
       left_.push_back({static_cast<int>(h), states_[h].instance});
     }
     for (const auto& [held, instance] : left_) {
-      instances_[at(instance)].last = static_cast<int>(steps_.size());
-      pass_use(held, end);
+      const auto step = static_cast<int>(steps_.size());
+      instances_[at(instance)].last = step;
+      pass_use(held, end, step - 1);
     }
     return is_possible_;
   }
@@ -61,23 +87,39 @@ class StepWalk {
   struct State {
     int instance = -1;
     int next_use = 0;
-    bool is_there = false;
+    bool is_there = false, has_home = false;
   };
 
   int donor_of(const Step& step, int index) const;
   void find_gaps(int step, std::vector<int>& gaps) const;
+  void append_copy(const Step& step, const GraphNode& beside, Program& program, std::vector<TensorRef>& homes,
+                   std::vector<ValueId>& value_of) const;
   void rename(TensorRef& ref, const Step& step, const std::vector<ValueId>& value_of) const;
 
   void visit(int i) {
     const StepModel::Work& work = model_.work_[at(i)];
     now_ = i;
-    if (is_left_out(work)) return;
+    for (const int gap : work.backs_from) {
+      const StepModel::Gap& of = model_.gaps_[at(gap)];
+      const State& state = states_[at(of.held)];
+      if (choice_[at(gap)] == Over::away && !state.is_there && state.has_home && state.next_use == of.use)
+        fetch(of.held);
+    }
+    if (!is_left_out(work)) run_node(i, work);
+    for (const int gap : work.outs_until)
+      if (choice_[at(gap)] == Over::away) end_leaving(gap);
+  }
+
+  void run_node(int i, const StepModel::Work& work) {
     for (const int gap : work.gathers_before) {
       used_at_[at(gap)].second = static_cast<int>(steps_.size());
       if (choice_[at(gap)] != Over::held) act_on_unit(model_.gaps_[at(gap)].gather);
     }
     if (work.first == i || is_needed(work)) take(i, work.first != i);
-    for (const int held : work.reads) pass_use(held, i);
+    const int step = static_cast<int>(steps_.size()) - 1;
+    for (const int held : work.reads) pass_use(held, i, step);
+    for (const int gap : leaving_) begin_leaving(gap);
+    leaving_.clear();
     for (const int held : back_)
       if (!has_use(held) || (is_brief(held) && std::ranges::find(work.makes, held) == work.makes.end()))
         states_[at(held)].is_there = false;
@@ -89,6 +131,37 @@ class StepWalk {
       if (choice_[at(gap)] != Over::held) act_on_unit(model_.gaps_[at(gap)].release);
     }
   }
+
+  // ---- copies ----
+
+  void copy(Copy way, int instance) {
+    instances_[at(instance)].last = static_cast<int>(steps_.size());
+    steps_.push_back({-1, now_, false, reads_.size(), made_.size(), way, instance});
+  }
+  // What has a home already is as it was.
+  void begin_leaving(int gap) {
+    State& state = states_[at(model_.gaps_[at(gap)].held)];
+    if (std::exchange(state.has_home, true)) return;
+    leaves_at_[at(gap)].first = static_cast<int>(steps_.size());
+    copy(Copy::out, state.instance);
+    if (choice_[at(gap)] == Over::apart) end_leaving(gap);
+  }
+  void end_leaving(int gap) {
+    auto& [first, last] = leaves_at_[at(gap)];
+    if (first < 0 || last >= 0) return;
+    last = static_cast<int>(steps_.size());
+    copy(Copy::wait, steps_[at(first)].instance);
+  }
+  void fetch(int held) {
+    State& state = states_[at(held)];
+    state.instance = static_cast<int>(instances_.size());
+    state.is_there = true;
+    instances_.push_back({held, -1});
+    if (has_use(held)) used_at_[gap_of(held)].first = static_cast<int>(steps_.size());
+    copy(Copy::back, state.instance);
+  }
+  // The one before the next use of something that has gaps and was used.
+  std::size_t gap_of(int held) const { return at(model_.held_[at(held)].first_gap + states_[at(held)].next_use - 1); }
 
   // Appends a gather or a release like a recorded one.
   void act_on_unit(int i) {
@@ -115,7 +188,9 @@ class StepWalk {
   // Whether a value that is back goes again, now that the node has run for which it came.
   bool is_brief(int held) const {
     const int gap = model_.held_[at(held)].first_gap, use = states_[at(held)].next_use;
-    return gap >= 0 && use > 0 && choice_[at(gap + use - 1)] == Over::brief;
+    if (gap < 0 || use == 0) return false;
+    const Over over = choice_[at(gap + use - 1)];
+    return over == Over::brief || over == Over::apart;
   }
   bool has_use(int held) const { return at(states_[at(held)].next_use) < model_.held_[at(held)].uses.size(); }
 
@@ -156,6 +231,11 @@ class StepWalk {
     State& state = states_[at(held)];
     if (state.is_there) return;
     const StepModel::Held& what = model_.held_[at(held)];
+    if (state.has_home && has_use(held) && is_copied(choice_[gap_of(held)])) {
+      fetch(held);
+      back_.push_back(held);
+      return;
+    }
     if (!what.can_repeat) {
       is_possible_ = is_possible_ && state.instance >= 0 && what.writers == 1;  // then it is held for longer
       return;
@@ -178,11 +258,10 @@ class StepWalk {
     });
   }
 
-  void pass_use(int held, int node) {
+  void pass_use(int held, int node, int step) {
     State& state = states_[at(held)];
     const StepModel::Held& what = model_.held_[at(held)];
     if (!has_use(held) || what.uses[at(state.next_use)] != node) return;
-    const auto step = static_cast<int>(steps_.size()) - 1;
     if (what.first_gap >= 0 && state.next_use > 0) used_at_[at(what.first_gap + state.next_use - 1)].second = step;
     ++state.next_use;
     if (!has_use(held)) {
@@ -190,6 +269,7 @@ class StepWalk {
     } else if (what.first_gap >= 0) {
       const auto gap = at(what.first_gap + state.next_use - 1);
       used_at_[gap].first = step;
+      if (is_copied(choice_[gap]) && state.is_there) leaving_.push_back(static_cast<int>(gap));
       if (choice_[gap] != Over::held) state.is_there = false;
     }
   }
@@ -200,12 +280,15 @@ class StepWalk {
   std::vector<int> writes_;    // by value
   std::vector<bool> present_;  // by value
   std::vector<int> back_;      // for the node that is visited
+  std::vector<int> leaving_;   // gaps of what is copied after it
   std::vector<Step> steps_;
   std::vector<Instance> instances_;
   std::vector<int> reads_, made_;
   std::vector<std::pair<int, int>> used_at_;  // by gap: the steps of the uses around it
-  std::vector<std::pair<int, int>> left_;     // held and instance, when the step has ended
-  int now_ = 0;                               // the recorded node that is visited
+  // By gap: the steps in which it is copied to its home, and has been.
+  std::vector<std::pair<int, int>> leaves_at_;
+  std::vector<std::pair<int, int>> left_;  // held and instance, when the step has ended
+  int now_ = 0;                            // the recorded node that is visited
   bool is_possible_ = true;
   int depth_ = 0;
 };
@@ -222,12 +305,29 @@ StepModel::Load StepWalk::load(std::int64_t limit, bool is_asked) const {
   std::vector<std::int64_t> bytes(instances_.size());
   for (std::size_t i = 0; i < instances_.size(); ++i) bytes[i] = model_.held_[at(instances_[i].held)].bytes;
   int peak_step = -1;
+  const auto note = [&](std::int64_t most, int step) {
+    if (is_asked) found.held.push_back(most);
+    if (most > limit) found.excess += static_cast<double>(most - limit);
+    if (most <= found.peak) return;
+    found.peak = most;
+    peak_step = step;
+  };
+  Clock clock(model_.elsewhere_.value_or(Elsewhere()), instances_.size());
   std::vector<char> gave(instances_.size(), false);
   for (std::size_t s = 0; s < steps_.size(); ++s) {
     const Step& step = steps_[s];
+    if (step.copy != Copy::none) {
+      const std::int64_t size = bytes[at(step.instance)];
+      clock.copy(step.copy, step.instance, static_cast<double>(size));
+      if (step.copy == Copy::back) now += size;
+      note(now + model_.beside_[at(step.before)], static_cast<int>(s));
+      if (instances_[at(step.instance)].last == static_cast<int>(s)) now -= size;
+      continue;
+    }
     const StepModel::Work& work = model_.work_[at(step.node)];
     const GraphNode& node = model_.program_.nodes[at(step.node)];
-    found.seconds += work.seconds;
+    for (std::size_t r = 0; r < work.reads.size(); ++r) clock.await(reads_[step.first_read + r]);
+    clock.now += work.seconds;
     found.moved += work.moved;
     if (!step.repeats)
       for (const ValueId v : node.restores) now += model_.program_.value(v).bytes;
@@ -235,13 +335,7 @@ StepModel::Load StepWalk::load(std::int64_t limit, bool is_asked) const {
     for (std::size_t o = 0; o < work.makes.size(); ++o)
       if (const int made = made_[step.first_made + o]; made >= 0 && (o > 0 || donor < 0)) now += bytes[at(made)];
     if (donor >= 0) gave[at(donor)] = true;
-    const std::int64_t most = now + work.scratch + model_.beside_[at(step.before)];
-    if (is_asked) found.held.push_back(most);
-    if (most > found.peak) {
-      found.peak = most;
-      peak_step = static_cast<int>(s);
-    }
-    if (most > limit) found.excess += static_cast<double>(most - limit);
+    note(now + work.scratch + model_.beside_[at(step.before)], static_cast<int>(s));
     const auto end = [&](int instance) {
       if (instance >= 0 && instances_[at(instance)].last == static_cast<int>(s) &&
           !std::exchange(gave[at(instance)], char{1}))
@@ -252,7 +346,9 @@ StepModel::Load StepWalk::load(std::int64_t limit, bool is_asked) const {
     if (!step.repeats)
       for (const ValueId v : node.releases) now -= model_.program_.value(v).bytes;
   }
+  found.seconds = std::max(clock.now, clock.free_at);
   if (is_asked) find_gaps(peak_step, found.at_peak);
+  found.moved += clock.moved;
   return found;
 }
 
@@ -270,15 +366,21 @@ int StepWalk::donor_of(const Step& step, int index) const {
 
 // Gaps over which something is held at a step that is not used there.
 void StepWalk::find_gaps(int step, std::vector<int>& gaps) const {
+  const auto is_within = [&](const std::pair<int, int>& steps) { return steps.first < step && step < steps.second; };
   for (std::size_t gap = 0; gap < used_at_.size(); ++gap)
-    if (used_at_[gap].first < step && step < used_at_[gap].second) gaps.push_back(static_cast<int>(gap));
+    if (is_within(used_at_[gap]) || is_within(leaves_at_[gap])) gaps.push_back(static_cast<int>(gap));
 }
 
 Program StepWalk::apply() const {
   Program program = model_.program_;
   const std::vector<GraphNode> recorded = std::exchange(program.nodes, {});
   std::vector<ValueId> value_of(instances_.size(), kNoValue);
+  std::vector<TensorRef> homes(model_.held_.size());
   for (const Step& step : steps_) {
+    if (step.copy != Copy::none) {
+      append_copy(step, recorded[at(step.before)], program, homes, value_of);
+      continue;
+    }
     const StepModel::Work& work = model_.work_[at(step.node)];
     const bool is_clone = step.repeats && work.first == step.node;
     GraphNode node = recorded[at(step.node)];
@@ -301,6 +403,21 @@ Program StepWalk::apply() const {
   for (SlotUpdate& update : program.updates) leave(update.result.local);
   drop_unmentioned(program);
   return program;
+}
+
+void StepWalk::append_copy(const Step& step, const GraphNode& beside, Program& program, std::vector<TensorRef>& homes,
+                           std::vector<ValueId>& value_of) const {
+  const int held = instances_[at(step.instance)].held;
+  TensorRef& home = homes[at(held)];
+  ValueId& value = value_of[at(step.instance)];
+  if (step.copy == Copy::wait) return append_wait(program, beside, value);
+  if (step.copy == Copy::out) {
+    home = add_home(program, model_.held_[at(held)].bytes, model_.held_[at(held)].category);
+    append_eviction(program, beside, value, home);
+  } else {
+    const StepModel::Held& what = model_.held_[at(held)];
+    value = append_fetch(program, beside, model_.program_.nodes[at(what.node)].out[at(what.output)].value, home);
+  }
 }
 
 void StepWalk::rename(TensorRef& ref, const Step& step, const std::vector<ValueId>& value_of) const {
