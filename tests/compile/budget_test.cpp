@@ -7,7 +7,10 @@
 #include <set>
 
 #include "compile/compile.h"
+#include "compile/ir/analysis/meaning.h"
 #include "compile/ir/analysis/seconds.h"
+#include "compile/ir/rewrite.h"
+#include "compile/ir/verify.h"
 #include "compile/passes/budget/choose.h"
 #include "compile/passes/ssa.h"
 #include "compile/run/budget_curve.h"
@@ -112,6 +115,35 @@ TEST(Budget, BelowWhatUnitsHoldGathersThemOnceMore) {
       EXPECT_EQ(fitted.footprint.peak + sum(others), outcome.peak);
       EXPECT_LT(fitted.footprint.most[static_cast<std::size_t>(MemoryCategory::unsharded)],
                 footprint_of(step->complete()).most[static_cast<std::size_t>(MemoryCategory::unsharded)]);
+    }
+  });
+}
+
+// Then one unit less is held: those that come early stand beside the one that is used.
+TEST(Budget, MayGatherUnitsWhereTheyBeginToBeUsed) {
+  run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    Program program = record_kept_units(group)->recorded();
+    ssa(program);
+    const StepModel model(program, std::vector<double>(program.nodes.size(), 1));
+    Choice early = model.recorded(), late = early;
+    int units = 0;
+    for (std::size_t g = 0; g < early.size(); ++g)
+      if (const StepModel::Gap& gap = model.gaps()[g]; gap.is_unit && gap.gather >= 0) {
+        EXPECT_LT(gap.last, gap.late);
+        early[g] = Over::gone;
+        late[g] = Over::brief;
+        ++units;
+      }
+    EXPECT_GE(units, 3);
+    EXPECT_LT(model.weigh(late).peak, model.weigh(early).peak);
+    EXPECT_LT(model.weigh(early).peak, model.weigh(model.recorded()).peak);
+    EXPECT_DOUBLE_EQ(model.weigh(late).seconds, model.weigh(early).seconds);
+    for (const Choice* choice : {&early, &late}) {
+      Program chosen = model.apply(*choice);
+      settle(chosen);
+      EXPECT_NO_THROW(verify(chosen));
+      EXPECT_NO_THROW(check_same_meaning(program, chosen));
+      EXPECT_EQ(gathers_of(chosen), gathers_of(program) + units);
     }
   });
 }

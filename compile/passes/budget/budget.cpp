@@ -99,15 +99,18 @@ class Fitter {
     return {std::move(choice), std::move(footprint)};
   }
 
-  // The same, but that units which some rank lets go are gone.
+  // The same, but that units which some rank lets go are gone, and come back as late as some rank needs.
   Choice held_on_all(Choice choice) const {
-    std::vector<bool> is_held;
+    std::vector<bool> says;
     for (std::size_t g = 0; g < choice.size(); ++g)
-      if (model_.gaps()[g].is_unit) is_held.push_back(choice[g] == Over::held);
-    is_held = context_.on_all(is_held);
+      if (model_.gaps()[g].is_unit) says.insert(says.end(), {choice[g] == Over::held, choice[g] != Over::brief});
+    says = context_.on_all(says);
     std::size_t next = 0;
-    for (std::size_t g = 0; g < choice.size(); ++g)
-      if (model_.gaps()[g].is_unit) choice[g] = is_held[next++] ? Over::held : Over::gone;
+    for (std::size_t g = 0; g < choice.size(); ++g) {
+      if (!model_.gaps()[g].is_unit) continue;
+      choice[g] = says[next] ? Over::held : says[next + 1] ? Over::gone : Over::brief;
+      next += 2;
+    }
     return choice;
   }
 

@@ -94,7 +94,10 @@ class Chooser {
   std::vector<Over> after(std::size_t gap) const {
     switch (choice_[gap]) {
       case Over::held: return others(gap);
-      case Over::gone: return is_unit(gap) ? std::vector<Over>() : std::vector{Over::brief};
+      case Over::gone: {
+        const bool is_recorded = is_unit(gap) && model_.gaps()[gap].gather < 0;
+        return is_recorded ? std::vector<Over>() : std::vector{Over::brief};
+      }
       case Over::away: return {Over::apart};
       default: return {};
     }

@@ -326,7 +326,8 @@ void StepModel::find_kept_units() {
                              .last = uses[begin].first,
                              .bytes = program_.value(unit).bytes,
                              .is_unit = true,
-                             .gather = stay.gather});
+                             .gather = stay.gather,
+                             .late = node});
     }
     uses.emplace_back(node, unit);
   };
@@ -344,6 +345,7 @@ void StepModel::find_kept_units() {
         gap.release = index;
         work_[at(gap.first)].releases_after.push_back(number);
         work_[at(gap.last)].gathers_before.push_back(number);
+        work_[at(gap.late)].gathers_late.push_back(number);
         gaps_.push_back(gap);
         recorded_.push_back(Over::held);
       }

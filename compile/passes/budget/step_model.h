@@ -45,8 +45,8 @@ class StepModel {
     std::int64_t bytes = 0;
     bool is_unit = false;  ///< of gathered parameters, from a release to the gather after it
     /// Parameters that were recorded to stay would be released after `first`, and gathered before `last`, as these
-    /// nodes are.
-    int release = -1, gather = -1;
+    /// nodes are; or before `late`, where the unit itself begins to be used.
+    int release = -1, gather = -1, late = -1;
     /// A temporary may come back as its node runs again; as a copy, which beside other nodes ends after `out_by` and
     /// begins before `back_from`.
     bool can_repeat = false, can_leave = false;
@@ -106,7 +106,7 @@ class StepModel {
     std::vector<Outside> outside;
     std::vector<ValueId> writes;  // values that are no temporaries, and are written; units that a gather renews
     int opens = -1, closes = -1;  // the unit gap that begins with this release, ends with this gather
-    std::vector<int> releases_after, gathers_before;  // gaps of units that were recorded to stay
+    std::vector<int> releases_after, gathers_before, gathers_late;  // gaps of units that were recorded to stay
     std::vector<int> outs_until, backs_from;  // gaps whose copies end after this node, begin before it
     int first = -1;                           // the node that does the same; this one if there is none before
     bool can_repeat = false;

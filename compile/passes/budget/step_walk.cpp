@@ -113,7 +113,13 @@ class StepWalk {
   void run_node(int i, const StepModel::Work& work) {
     for (const int gap : work.gathers_before) {
       used_at_[at(gap)].second = static_cast<int>(steps_.size());
-      if (choice_[at(gap)] != Over::held) act_on_unit(model_.gaps_[at(gap)].gather);
+      if (choice_[at(gap)] != Over::gone) continue;
+      leaves_at_[at(gap)].first = static_cast<int>(steps_.size());
+      act_on_unit(model_.gaps_[at(gap)].gather);
+    }
+    for (const int gap : work.gathers_late) {
+      if (choice_[at(gap)] == Over::brief) act_on_unit(model_.gaps_[at(gap)].gather);
+      if (choice_[at(gap)] == Over::gone) leaves_at_[at(gap)].second = static_cast<int>(steps_.size());
     }
     if (work.first == i || is_needed(work)) take(i, work.first != i);
     const int step = static_cast<int>(steps_.size()) - 1;
@@ -285,7 +291,7 @@ class StepWalk {
   std::vector<Instance> instances_;
   std::vector<int> reads_, made_;
   std::vector<std::pair<int, int>> used_at_;  // by gap: the steps of the uses around it
-  // By gap: the steps in which it is copied to its home, and has been.
+  // By gap: the steps in which it is copied to its home, and has been; in which a unit comes back, and is used.
   std::vector<std::pair<int, int>> leaves_at_;
   std::vector<std::pair<int, int>> left_;  // held and instance, when the step has ended
   int now_ = 0;                            // the recorded node that is visited
