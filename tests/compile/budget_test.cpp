@@ -190,6 +190,40 @@ TEST(Budget, BelowTheLeastNamesItWhatHoldsItAndWhere) {
   });
 }
 
+std::int64_t least_named(const std::string& refused) {
+  const auto end = refused.find(" bytes)"), from = refused.rfind('(', end) + 1;
+  return end == std::string::npos ? -1 : std::stoll(refused.substr(from, end - from));
+}
+
+// Also where another rank is given more, or has found something that does not go together with the others' gathers.
+TEST(Budget, BelowTheLeastNamesTheSameWhateverWasAsked) {
+  const std::vector<Pass> passes = standard_passes();
+  run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    for (const auto record : {record_kept_units, record_large_units}) {
+      const std::unique_ptr<RecordedStep> step = record(group);
+      const std::int64_t recorded = footprint_of(step->complete()).peak;
+      std::set<std::int64_t> named;
+      Fitted fitted;
+      const auto ask = [&](std::int64_t bytes) {
+        const FitOptions options{.budget = std::to_string(bytes), .passes = passes, .group = group.get()};
+        return refusal(*step, options, fitted);
+      };
+      for (int percent = 98; percent >= 40; percent -= percent > 80 ? 2 : 10)
+        for (const int of_second : {percent, 100})
+          if (const std::string text = ask(recorded * (group->rank() == 0 ? percent : of_second) / 100);
+              least_named(text) >= 0)
+            named.insert(least_named(text));
+      EXPECT_EQ(named.size(), 1u) << fmt::format("rank {}: {}", group->rank(), fmt::join(named, ", "));
+      for (const std::int64_t least : named) {
+        EXPECT_EQ(ask(least), "");
+        EXPECT_LE(fitted.footprint.peak, least);
+        const Outcome outcome = step->run(fitted.program);
+        EXPECT_TRUE(outcome.same_bits_as(step->run(step->recorded())));
+      }
+    }
+  });
+}
+
 // Prices at which what each row does costs more or less than what others do.
 Prices drawn_prices(const Program& program, Dice& dice) {
   Prices prices;
@@ -218,6 +252,23 @@ TEST(Budget, TheLeastIsThatOfTheProgramWhateverPricesSayAndIsEnough) {
       EXPECT_LE(fitted.footprint.peak, std::stoll(refused.substr(from, at - from)));
     }
     EXPECT_EQ(refusals.size(), 1u) << fmt::format("{}", fmt::join(refusals, "\n"));
+  });
+}
+
+// What queues hold changes with what is let go, and the model learns of it by what comes out alone.
+TEST(Budget, IsUsedWhereQueuesHoldMuch) {
+  const std::vector<Pass> passes = standard_passes();
+  run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    for (const auto record : {record_kept_units, record_large_units}) {
+      const std::unique_ptr<RecordedStep> step = record(group);
+      const std::int64_t recorded = fit_program(step->recorded(), {.passes = passes}).recorded_peak;
+      for (int percent = 98; percent > 40; percent -= 2) {
+        Fitted fitted;
+        const FitOptions options{.budget = fmt::format("{}%", percent), .passes = passes, .group = group.get()};
+        if (!refusal(*step, options, fitted).empty()) break;
+        EXPECT_GE(fitted.footprint.peak, recorded * (percent - 4) / 100) << percent;
+      }
+    }
   });
 }
 

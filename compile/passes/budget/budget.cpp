@@ -49,18 +49,7 @@ class Fitter {
   }
 
   Program run() {
-    if (!context_.on_all) fix_units(model_.recorded());
-    Found found = choose();
-    if (context_.on_all) {
-      const bool is_possible = found.footprint.peak <= limit_;  // else all that follows is for the others
-      fix_units(held_on_all(found.choice));
-      if (is_possible) found = choose();
-      if (!context_.on_all({found.footprint.peak <= limit_})[0]) {  // and nobody asks after this
-        fix_units(Choice(model_.gaps().size(), Over::gone));
-        if (is_possible) found = choose();
-      }
-    }
-    if (found.footprint.peak > limit_) refuse(found);
+    const Found found = context_.on_all ? choose_with_all() : choose_alone();
     if (found.choice == model_.recorded()) return program_;
     note(found);
     return rewritten(found.choice);
@@ -99,6 +88,37 @@ class Fitter {
     return {std::move(choice), std::move(footprint)};
   }
 
+  Found choose_alone() {
+    fix_units(model_.recorded());
+    if (std::optional<Found> cheap = find(limit_, nullptr)) return std::move(*cheap);
+    return choose_above_least();
+  }
+
+  // Ranks take the same way, for their answers are of all. What all can come to at the least does not follow from what
+  // any of them is given, so a refusal names the same for every budget.
+  Found choose_with_all() {
+    const Start free = start_;
+    std::optional<Found> found = find(limit_, nullptr);
+    if (on_all(found.has_value())) {
+      fix_units(held_on_all(found->choice));
+      found = find(limit_, nullptr);
+      if (on_all(found.has_value())) return std::move(*found);
+      start_ = free;
+    }
+    fix_units(held_on_all(least().choice));
+    return choose_above_least();  // and nobody asks after this
+  }
+
+  // Error if that is over the limit.
+  Found choose_above_least() const {
+    Found lowest = least();
+    if (lowest.footprint.peak > limit_) refuse(lowest);
+    if (std::optional<Found> near = find(limit_, &lowest.choice)) return std::move(*near);
+    return lowest;
+  }
+
+  bool on_all(bool own) const { return context_.on_all({own})[0]; }
+
   // The same, but that units which some rank lets go are gone, and come back as late as some rank needs.
   Choice held_on_all(Choice choice) const {
     std::vector<bool> says;
@@ -121,15 +141,6 @@ class Fitter {
       start_.is_fixed[g] = true;
       start_.choice[g] = choice[g];
     }
-  }
-
-  // The one with the least peak if none fits.
-  Found choose() const {
-    if (std::optional<Found> cheap = find(limit_, nullptr)) return std::move(*cheap);
-    Found lowest = least();
-    if (lowest.footprint.peak <= limit_)
-      if (std::optional<Found> near = find(limit_, &lowest.choice)) return std::move(*near);
-    return lowest;
   }
 
   Found least() const { return found(least_choice(model_, start_)); }
