@@ -6,6 +6,7 @@
 #include "compile/ir/analysis/loans.h"
 #include "compile/ir/rewrite.h"
 #include "runtime/op/attrs/attr_text.h"
+#include "runtime/op/copy/offload.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/rows/wait_attrs.h"
 
@@ -145,6 +146,43 @@ bool overlap_places(Program& program, Dice& dice) {
   return leave(program, dice);
 }
 
+// ---- copies to homes and back ----
+
+bool is_copy(const GraphNode& node, CopyKind kind) {
+  return node.op == &op::copy_start && node.attrs.as<OffloadAttrs>().kind == kind;
+}
+
+GraphNode* draw_copy(Program& program, Dice& dice, CopyKind kind) {
+  std::vector<GraphNode*> all;
+  for (GraphNode& node : program.nodes)
+    if (is_copy(node, kind) && node.in.size() == 2) all.push_back(&node);
+  return all.empty() ? nullptr : all[dice.below(all.size())];
+}
+
+bool fetch_from_another_home(Program& program, Dice& dice) {
+  GraphNode* const a = draw_copy(program, dice, CopyKind::fetch);
+  GraphNode* const b = draw_copy(program, dice, CopyKind::fetch);
+  if (!a || a->in[1].value == b->in[1].value || a->in[1].shape != b->in[1].shape) return false;
+  a->in[1] = b->in[1];
+  return leave(program, dice);
+}
+
+bool drop_eviction(Program& program, Dice& dice) {
+  const GraphNode* const copy = draw_copy(program, dice, CopyKind::evict);
+  return copy && erase(program, static_cast<std::size_t>(copy - program.nodes.data()), dice);
+}
+
+bool fetch_before_eviction(Program& program, Dice& dice) {
+  GraphNode* const fetch = draw_copy(program, dice, CopyKind::fetch);
+  if (!fetch) return false;
+  for (GraphNode& node : program.nodes)
+    if (is_copy(node, CopyKind::evict) && node.in[0].value == fetch->in[1].value) {
+      std::swap(node, *fetch);
+      return leave(program, dice);
+    }
+  return false;
+}
+
 }  // namespace
 
 bool are_independent(const GraphNode& a, const GraphNode& b) {
@@ -159,6 +197,9 @@ const std::vector<Corruption>& plan_corruptions() {
       {"changes an input of a repeated node", false, change_input_of_clone},
       {"changes an attribute of a repeated node", false, change_attribute_of_clone},
       {"puts values of one time in one place", false, overlap_places},
+      {"brings back what went to another home", false, fetch_from_another_home},
+      {"drops a copy to a home", false, drop_eviction},
+      {"brings back what has not gone yet", false, fetch_before_eviction},
   };
   return all;
 }

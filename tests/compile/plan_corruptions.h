@@ -1,6 +1,7 @@
 #pragma once
 // What a pass that plans a step can do wrong, drawn at random: a wait or a release that is missing, nodes that depend
-// on each other in the wrong order, a repeated node of other inputs or attributes, two values in one place at one time.
+// on each other in the wrong order, a repeated node of other inputs or attributes, two values in one place at one time,
+// bytes that come back from the wrong home, or too early.
 #include "tests/compile/corruptions.h"
 
 namespace sherd::testing {
