@@ -76,7 +76,9 @@ Fitted fit(ir::Program recorded, const FitOptions& options) {
 
 }  // namespace
 
+// What an eager step has left on its way to a file is not beside a replay, which leaves as much.
 CategoryBytes bytes_beside(const ir::Program& program, const ir::Footprint& alone, bool has_arguments) {
+  RankContext::current().drain_queues();
   CategoryBytes beside = RankContext::current().allocator(device_of(program)).accounting().current();
   for (std::size_t c = 0; c < beside.size(); ++c) beside[c] -= alone.before[c];
   if (!has_arguments)

@@ -40,8 +40,8 @@ struct Fitted {
   std::vector<std::string> notes{};  ///< what passes have done, a line each
 };
 
-/// What this rank holds now and while `program` runs, whose footprint is `alone`, and is not the program's.
-/// `has_arguments`: those of the call are held now.
+/// Waits for the queues. What this rank holds now and while `program` runs, whose footprint is `alone`, and is not the
+/// program's. `has_arguments`: those of the call are held now.
 CategoryBytes bytes_beside(const ir::Program& program, const ir::Footprint& alone, bool has_arguments);
 
 /// Runs the passes over a recorded program. Collective over the group: Error of one rank is an Error of all. The

@@ -161,6 +161,7 @@ TEST(TrainStep, UpdatesWithinABudgetAreThoseThatWereAskedFor) {
 struct MadeByUpdates {
   const char* name;
   std::function<void(TrainConfig&)> ask;
+  const char* budget = "100%";
 };
 void train_a_gpt(TrainConfig& config) {
   config.model.style = "gpt2";
@@ -208,6 +209,13 @@ const MadeByUpdates kMadeByUpdates[] = {
      }},
     {"rows that draw", train_a_gpt},
     {"offloaded activations", [](TrainConfig& c) { c.plan.offload_activations = "blocks"; }},
+    {"offloaded activations within less",
+     [](TrainConfig& c) {
+       train_a_gpt(c);
+       c.model.width = 64;
+       c.plan.offload_activations = "blocks";
+     },
+     "98%"},
 };
 
 // What an update leaves on its way to a file is there in the next one.
@@ -223,7 +231,7 @@ TEST(TrainStep, UpdatesAreReplaysFromTheFirstOnAndHoldWhatTheirBudgetPredicts) {
         expected[static_cast<std::size_t>(group->rank())] = trained(config, group, 3);
       });
       config.plan.compiled = true;
-      config.plan.memory_budget = "100%";
+      config.plan.memory_budget = std::string(made.budget);
       run_ranks(ranks, [&](const Group& group) {
         SCOPED_TRACE(fmt::format("{}, {} ranks", made.name, ranks));
         TrainStep step(config, nn::JobMesh("", group), kVocabulary);
