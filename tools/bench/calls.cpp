@@ -128,6 +128,22 @@ std::vector<Benchmark> call_benchmarks(bool smoke) {
                         "{101|3}", 10),
       program_benchmark("passes", "all passes of compile() over that step, each verified and compared in meaning",
                         "{31|3}", 30)};
+  // What is before the first update of `sherd train` within a budget, in seconds of CPU.
+  const auto of_budget = [](const char* what, const char* summary, double most_ms, const char* seconds) {
+    return Benchmark{.name = fmt::format("program.budget.{}", what),
+                     .summary = summary,
+                     .unit = lower("ms", 1),
+                     .target = at_most(most_ms),
+                     .outcome = held("capture", {.ours = "capture --layers {32|2}", .request = "{5|1}", .rounds = 1}),
+                     .value = times(1e3, seconds),
+                     .detail = {"nodes"}};
+  };
+  others.push_back(
+      of_budget("capture", "a captured call of 32 blocks on one of 2 sharded ranks, as a ghost", 30, "/seconds"));
+  others.push_back(
+      of_budget("recording", "the same with the model, its state and three calls before", 200, "/recording_seconds"));
+  others.push_back(of_budget("passes", "all passes over that step with a budget of 75 %", 1000, "/passes_seconds"));
+  others.push_back(of_budget("curve", "its times within ten budgets", 2000, "/curve_seconds"));
   std::ranges::move(others, std::back_inserter(rows));
   return rows;
 }

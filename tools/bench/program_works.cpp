@@ -1,16 +1,23 @@
 // What captured steps take before they run and between their nodes: passes, proofs, guards.
+#include <time.h>
+
+#include <functional>
+
 #include "compile/capture/capture.h"
 #include "compile/ir/analysis/meaning.h"
 #include "compile/ir/builder.h"
 #include "compile/ir/verify.h"
 #include "compile/passes/pass.h"
+#include "compile/run/budget_curve.h"
 #include "compile/run/guards.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
+#include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/core/dims.h"
 #include "runtime/op/rows/ops.h"
 #include "tools/bench/training.h"
+#include "tools/train/ghost_recording.h"
 
 namespace sherd::bench {
 
@@ -66,6 +73,69 @@ Ready begin_program(std::span<const std::string_view> args) {
         return {
             {"seconds", seconds}, {"nodes", program->nodes.size()}, {"flops", flops}, {"formula_flops", formula_flops}};
       }};
+}
+
+double cpu_seconds_of(const std::function<void()>& work) {
+  const auto now = [] {
+    timespec time{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  const double start = now();
+  work();
+  return now() - start;
+}
+
+// It is a plain loop over the same blocks, on this rank.
+double captured_call_seconds(const BenchRow& row) {
+  PlainLoop loop{.model = make_bench_model(row.model()), .clips = true};
+  const nn::JobMesh mesh(row.plan.mesh, world_group());
+  for (nn::Module* block : loop.model->blocks()) nn::fully_shard(*block, mesh.data());
+  nn::fully_shard(*loop.model, mesh.data());
+  loop.draw();
+  const BenchRow::Batch batch = random_batch(row, 0);
+  const Tensor in[] = {batch.tokens, batch.targets};
+  for (int i = 0; i < 2; ++i) loop.step(in);  // lazy state settles
+  return cpu_seconds_of([&] {
+    Recorder recorder(in);
+    const Tensor loss = loop.step(in);
+    recorder.finish({&loss, 1});
+  });
+}
+
+// `capture --layers N --mesh dp=2`: what `sherd train` does before the first update within a budget, on rank 0 of two
+// that are fully sharded, as a ghost. A request is a number of samples; all seconds are of this thread's CPU: of the
+// ghost's captured call, of recorded_on_ghost(), which also builds the model and makes three updates before; of all
+// passes with a budget of 75 %; and of a curve of ten budgets.
+Ready begin_capture(std::span<const std::string_view> args) {
+  const BenchRow row = take_row(args, {.name = "mini", .plan = {.mesh = "dp=2"}, .layers = 32});
+  return {greeting_of(row), [=](const std::string& request) -> json {
+            const int ranks = ranks_of_mesh(row.plan.mesh.text());
+            const RankScope ghost("rank 0", {.ghost = true});
+            set_world_group(make_ghost_group(0, ranks));
+            const nn::JobMesh mesh(row.plan.mesh, world_group());
+            const TrainConfig config = train_config(row.model(), row.plan, ranks);
+            std::vector<double> capture, recording, passes, curve;
+            std::size_t nodes = 0;
+            for (std::int64_t left = asked(request, "SAMPLES").numbers[0]; left > 0; --left) {
+              capture.push_back(captured_call_seconds(row));
+              ir::Program recorded;
+              recording.push_back(cpu_seconds_of([&] {
+                recorded = train::recorded_on_ghost(config, 0, ranks, row.model().vocabulary, {.metrics = false});
+              }));
+              nodes = recorded.nodes.size();
+              const std::vector<ir::Pass> all = ir::standard_passes();
+              const Prices prices;
+              const FitOptions options{.budget = "75%", .passes = all, .prices = &prices};
+              passes.push_back(cpu_seconds_of([&] { fit_program(recorded, options); }));
+              curve.push_back(cpu_seconds_of([&] { budget_curve(recorded, options); }));
+            }
+            return {{"seconds", capture},
+                    {"recording_seconds", recording},
+                    {"passes_seconds", passes},
+                    {"curve_seconds", curve},
+                    {"nodes", nodes}};
+          }};
 }
 
 // `guards --layers N`: a captured training step of mini, each block a unit of fully_shard, on one rank. A request is a
@@ -125,7 +195,8 @@ Ready begin_guards(std::span<const std::string_view> args) {
   return ready<GuardsRun>(greeting_of(row), nullptr, model);
 }
 
-constexpr Works::value_type kProgramWorks[] = {{"program", begin_program}, {"guards", begin_guards}};
+constexpr Works::value_type kProgramWorks[] = {
+    {"program", begin_program}, {"capture", begin_capture}, {"guards", begin_guards}};
 
 }  // namespace
 
