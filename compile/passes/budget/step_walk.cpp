@@ -10,12 +10,12 @@
 
 namespace sherd::ir {
 
+/// An instance is copied to its home, waited for, or brought from there.
+enum class Copy : std::uint8_t { none, out, wait, back };
+
 namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
-
-/// An instance is copied to its home, waited for, or brought from there.
-enum class Copy : std::uint8_t { none, out, wait, back };
 
 /// Seconds of the rank's thread, and of the queue that copies.
 struct Clock {
