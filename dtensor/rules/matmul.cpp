@@ -4,6 +4,7 @@
 //                                                       n:    R     S0  S0 -> S(-1)     colwise
 //                                                       k:    S(-1) S1  R  -> P         rowwise: one rank adds the bias
 #include "dtensor/rule.h"
+#include "runtime/op/rows/matmul_attrs.h"
 #include "runtime/tensor/indices.h"
 
 namespace sherd {
@@ -37,6 +38,9 @@ Tensors run_linear(const LocalCall& local, AttrsView attrs, std::span<Tensor> in
 
 }  // namespace
 
-void register_matmul_rules(AddRule add) { add(op::linear, {.signatures = linear_signatures, .run = run_linear}); }
+void register_matmul_rules(AddRule add) {
+  add(op::linear, {.signatures = linear_signatures, .run = run_linear});
+  add(op::leaf_linear, {.signatures = linear_signatures, .run = run_linear});
+}
 
 }  // namespace sherd

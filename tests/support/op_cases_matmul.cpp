@@ -1,3 +1,4 @@
+#include "runtime/op/rows/matmul_attrs.h"
 #include "tests/support/op_cases.h"
 
 namespace sherd::testing {
@@ -34,6 +35,23 @@ void add_matmul_cases(OpCases& cases) {
                      .large = large,
                      .slack = large ? 10.0 : 1.0});
   };
+  const auto of_leaves = [&](const std::string& name, const Shape& x, std::int64_t outs, std::int64_t leaves) {
+    cases.push_back({.op = "leaf_linear",
+                     .name = name,
+                     .args = {normal(x), normal({outs, x.back()}), absent()},
+                     .attrs = LeafAttrs{leaves}});
+    Shape grad = x;
+    grad[grad.size() - 1] = outs;
+    // Of 16 bits it gives f32, made of products that are rounded.
+    cases.push_back({.op = "leaf_weight_grad",
+                     .name = name,
+                     .args = {normal(grad), normal(x)},
+                     .attrs = LeafAttrs{leaves},
+                     .floats_only_f64_f32 = true});
+  };
+  of_leaves("one", {3, 2, 5}, 7, 1);
+  of_leaves("leaves", {4, 3, 5}, 2, 4);
+  of_leaves("no_rows", {0, 5}, 3, 2);
   linear("odd", {3, 5}, 7, true);
   linear("no_bias", {3, 5}, 7, false);
   linear("leading_dims", {2, 3, 5}, 4, true);

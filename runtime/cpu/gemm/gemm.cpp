@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "runtime/cpu/gemm/gemm_tree.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
 
@@ -17,18 +18,15 @@ constexpr std::int64_t kTaskFlops = 1 << 22;  // of small problems
 constexpr std::int64_t kMaxPieces = 64;       // of one problem
 constexpr std::int64_t kRound = 16;           // rows and columns of a piece, but for the last
 constexpr std::int64_t kCutSide = 512;        // shorter sides stay whole
+constexpr std::int64_t kTreeSide = 256;       // of our own engine's rectangles, which none is shorter than
+constexpr std::int64_t kManyRows = 16;        // sum in one order, however many there are
 
 thread_local constinit GemmBackend chosen_backend __attribute__((tls_model("initial-exec"))) = GemmBackend::fastest;
 
-struct Grid {
-  std::int64_t rows, columns;  // of a piece
-  std::int64_t down, across;   // pieces
-};
-
 // Halves the longer side until the pieces are small enough.
-Grid cut(const Gemm& g) {
+GemmGrid cut(const Gemm& g) {
   const std::int64_t want = std::clamp<std::int64_t>(2 * g.m * g.n * g.k / kPieceFlops, 1, kMaxPieces);
-  Grid grid{g.m, g.n, 1, 1};
+  GemmGrid grid{g.m, g.n, 1, 1, true};
   while (grid.down * grid.across < want && std::max(grid.rows, grid.columns) >= kCutSide) {
     std::int64_t& side = grid.rows >= grid.columns ? grid.rows : grid.columns;
     side = ((side + 1) / 2 + kRound - 1) / kRound * kRound;
@@ -69,7 +67,7 @@ void for_problems(const Gemm& g, const void* a, const void* b, void* c, std::int
 }
 
 void run_library(const Gemm& g, const void* a, const void* b, void* c) {
-  const Grid grid = cut(g);
+  const GemmGrid grid = cut(g);
   const std::int64_t pieces = grid.down * grid.across;
   const std::int64_t piece_flops = 2 * grid.rows * grid.columns * g.k;
   parallel_for(g.batch * pieces, kPieceFlops / piece_flops, [&](std::int64_t begin, std::int64_t end) {
@@ -84,11 +82,19 @@ void run_library(const Gemm& g, const void* a, const void* b, void* c) {
       const void* pb = at(b, problem * g.stride_b + column * (g.transpose_b ? g.ldb : 1), g.dtype);
       const void* pc = at(c, problem * g.stride_c + row * g.ldc + column, g.result);
       part.epilogue = nullptr;
-      if (!detail::gemm_onednn(part, pa, pb, const_cast<void*>(pc)))
-        kernels().gemm_blocked(part, pa, pb, const_cast<void*>(pc));
+      gemm_rectangle(part, grid, pa, pb, const_cast<void*>(pc));
       if (g.epilogue) (*g.epilogue)(row, part.m, column, part.n);
     }
   });
+}
+
+// Problems that share B, and whose rows go on, are one.
+Gemm joined(const Gemm& g) {
+  const bool is_one = g.batch > 1 && g.stride_b == 0 && !g.transpose_a && g.m >= kManyRows &&
+                      g.stride_a == g.m * g.lda && g.stride_c == g.m * g.ldc;
+  Gemm one = g;
+  if (is_one) one.m *= std::exchange(one.batch, 1);
+  return one;
 }
 
 // Small problems are shared out whole, large ones are cut by the engine.
@@ -114,6 +120,16 @@ bool uses_library(const Gemm& g) {
 UseGemmBackend::UseGemmBackend(GemmBackend backend) : outer_(std::exchange(chosen_backend, backend)) {}
 UseGemmBackend::~UseGemmBackend() { chosen_backend = outer_; }
 
+GemmGrid gemm_grid(const Gemm& g) {
+  if (uses_library(g)) return cut(g);
+  const auto along = [](std::int64_t side) { return std::max<std::int64_t>(side / kTreeSide, 1); };
+  return {kTreeSide, kTreeSide, along(g.m), along(g.n)};
+}
+
+void gemm_rectangle(const Gemm& g, const GemmGrid& grid, const void* a, const void* b, void* c) {
+  if (!grid.is_library || !detail::gemm_onednn(g, a, b, c)) kernels().gemm_blocked(g, a, b, c);
+}
+
 void gemm(const Gemm& g, const void* a, const void* b, void* c) {
   if (g.m == 0 || g.n == 0 || g.batch == 0) return;
   if (g.k == 0) {
@@ -122,7 +138,7 @@ void gemm(const Gemm& g, const void* a, const void* b, void* c) {
   } else if (uses_library(g)) {
     run_library(g, a, b, c);
   } else {
-    run_blocked(g, a, b, c);
+    run_blocked(joined(g), a, b, c);
   }
 }
 

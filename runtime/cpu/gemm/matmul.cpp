@@ -2,9 +2,10 @@
 #include <cstring>
 
 #include "runtime/cpu/dense.h"
-#include "runtime/cpu/gemm/gemm.h"
+#include "runtime/cpu/gemm/gemm_tree.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/scratch.h"
+#include "runtime/op/rows/matmul_attrs.h"
 #include "runtime/op/rows/matmul_layout.h"
 
 namespace sherd::cpu {
@@ -65,33 +66,49 @@ Rows prepare_matrix(const Tensor& t, ScratchCursor& scratch) {
   return {scratch.dense_raw(t), dense_layout(t.meta())};
 }
 
-void linear_kernel(const KernelCall& c) {
+// From one leaf to the next in a matrix of rows.
+std::int64_t leaf_stride(const MatrixLayout& layout, std::int64_t rows) {
+  return rows * (layout.transposed ? 1 : layout.ld);
+}
+
+// One problem for each of `leaves` equal parts of the rows.
+void linear_of_leaves(const KernelCall& c, std::int64_t leaves) {
   const Tensor &out = c.out[0], &bias = c.in[2];
+  check(!c.accumulate || !bias.defined(), "{} with a bias is not added to what is there", c.op.name);
   if (out.numel() == 0) return;
   ScratchCursor scratch(c.exec);
   const Rows x = prepare_rows(c.in[0], scratch), weight = prepare_matrix(c.in[1], scratch);
-  const std::int64_t n = out.shape().back();
+  const std::int64_t n = out.shape().back(), rows = out.numel() / n / leaves;
   const Gemm g{.dtype = out.dtype(),
                .result = out.dtype(),
                .transpose_a = x.layout.transposed,
                .transpose_b = !weight.layout.transposed,
-               .m = out.numel() / n,
+               .m = rows,
                .n = n,
                .k = c.in[1].size(1),
                .lda = x.layout.ld,
                .ldb = weight.layout.ld,
                .ldc = n,
+               .batch = leaves,
+               .stride_a = leaf_stride(x.layout, rows),
+               .stride_c = rows * n,
+               .accumulate = c.accumulate,
                .bias = bias.defined() ? scratch.dense_raw(bias) : nullptr};
   gemm(g, x.data, weight.data, out.raw());
 }
 
-void linear_weight_grad_kernel(const KernelCall& c) {
+void linear_kernel(const KernelCall& c) { linear_of_leaves(c, 1); }
+void leaf_linear_kernel(const KernelCall& c) { linear_of_leaves(c, c.attrs.as<LeafAttrs>().leaves); }
+
+// [..., N] [..., K] -> [N, K], as one problem for each of `leaves` equal parts of the rows.
+template <class Product>
+void weight_products(const KernelCall& c, std::int64_t leaves, const Product& product) {
   const Tensor& out = c.out[0];
   if (out.numel() == 0) return;
   ScratchCursor scratch(c.exec);
   const Rows a = prepare_rows(c.in[0], scratch), b = prepare_rows(c.in[1], scratch);
-  const std::int64_t rows = c.in[0].numel() / out.size(0);
-  const Gemm g{.dtype = out.dtype(),
+  const std::int64_t rows = c.in[0].numel() / out.size(0) / leaves;
+  const Gemm g{.dtype = c.in[0].dtype(),
                .result = out.dtype(),
                .transpose_a = !a.layout.transposed,
                .transpose_b = b.layout.transposed,
@@ -101,9 +118,16 @@ void linear_weight_grad_kernel(const KernelCall& c) {
                .lda = a.layout.ld,
                .ldb = b.layout.ld,
                .ldc = out.size(1),
+               .batch = leaves,
+               .stride_a = leaf_stride(a.layout, rows),
+               .stride_b = leaf_stride(b.layout, rows),
                .accumulate = c.accumulate};
-  gemm(g, a.data, b.data, out.raw());
+  product(g, a.data, b.data, out.raw());
 }
+
+void linear_weight_grad_kernel(const KernelCall& c) { weight_products(c, 1, gemm); }
+
+void leaf_weight_grad_kernel(const KernelCall& c) { weight_products(c, c.attrs.as<LeafAttrs>().leaves, gemm_tree); }
 
 std::int64_t scratch_unless(bool usable, const TensorMeta& t) { return usable ? 0 : dense_scratch_bytes(t); }
 
@@ -130,6 +154,8 @@ void register_matmul(OpTable& table) {
   table.kernel(op::matmul, Device::Kind::cpu, matmul_kernel, matmul_scratch);
   table.kernel(op::linear, Device::Kind::cpu, linear_kernel, linear_scratch);
   table.kernel(op::linear_weight_grad, Device::Kind::cpu, linear_weight_grad_kernel, linear_weight_grad_scratch);
+  table.kernel(op::leaf_linear, Device::Kind::cpu, leaf_linear_kernel, linear_scratch);
+  table.kernel(op::leaf_weight_grad, Device::Kind::cpu, leaf_weight_grad_kernel, linear_weight_grad_scratch);
 }
 
 }  // namespace sherd::cpu

@@ -4,6 +4,7 @@
 #include "runtime/cuda/gemm/gemm.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rows/dense.h"
+#include "runtime/op/rows/matmul_attrs.h"
 #include "runtime/op/rows/matmul_layout.h"
 
 namespace sherd::cuda {
@@ -57,53 +58,73 @@ void matmul_kernel(const KernelCall& c) {
   }
 }
 
-void linear_kernel(const KernelCall& c) {
+// Elements from one of several equal parts of the rows to the next.
+std::int64_t part_stride(const Operand& rows, std::int64_t count) {
+  return count * (rows.transposed() ? 1 : rows.ld());
+}
+
+// One problem for each of `leaves` equal parts of the rows.
+void linear_of_leaves(const KernelCall& c, std::int64_t leaves) {
   const Tensor &out = c.out[0], &bias = c.in[2];
+  check(!c.accumulate || !bias.defined(), "{} with a bias is not added to what is there", c.op.name);
   if (out.numel() == 0) return;
   Context& context = context_of(c);
   const Operand x(context, c.in[0], rows_layout(c.in[0].meta())),
       weight(context, c.in[1], matrix_layout(c.in[1].meta()));
   const Dense dense_bias(context, bias);
-  const std::int64_t n = out.shape().back();
-  gemm(context,
-       {.dtype = out.dtype(),
-        .result = out.dtype(),
-        .transpose_a = x.transposed(),
-        .transpose_b = !weight.transposed(),
-        .m = out.numel() / n,
-        .n = n,
-        .k = c.in[1].size(1),
-        .lda = x.ld(),
-        .ldb = weight.ld(),
-        .ldc = n,
-        .bias = dense_bias.raw()},
-       x.data(), weight.data(), out.raw());
+  const std::int64_t n = out.shape().back(), rows = out.numel() / n / leaves;
+  for (std::int64_t leaf = 0; leaf < leaves; ++leaf)
+    gemm(context,
+         {.dtype = out.dtype(),
+          .result = out.dtype(),
+          .transpose_a = x.transposed(),
+          .transpose_b = !weight.transposed(),
+          .m = rows,
+          .n = n,
+          .k = c.in[1].size(1),
+          .lda = x.ld(),
+          .ldb = weight.ld(),
+          .ldc = n,
+          .accumulate = c.accumulate,
+          .bias = dense_bias.raw()},
+         x.data(leaf * part_stride(x, rows)), weight.data(),
+         out.mutable_data<std::byte>() + leaf * rows * n * byte_size(out.dtype()));
 }
 
-void linear_weight_grad_kernel(const KernelCall& c) {
+void linear_kernel(const KernelCall& c) { linear_of_leaves(c, 1); }
+void leaf_linear_kernel(const KernelCall& c) { linear_of_leaves(c, c.attrs.as<LeafAttrs>().leaves); }
+
+void weight_grad_of_leaves(const KernelCall& c, std::int64_t leaves) {
   const Tensor& out = c.out[0];
   if (out.numel() == 0) return;
   Context& context = context_of(c);
   const Operand a(context, c.in[0], rows_layout(c.in[0].meta())), b(context, c.in[1], rows_layout(c.in[1].meta()));
-  gemm(context,
-       {.dtype = out.dtype(),
-        .result = out.dtype(),
-        .transpose_a = !a.transposed(),
-        .transpose_b = b.transposed(),
-        .m = out.size(0),
-        .n = out.size(1),
-        .k = c.in[0].numel() / out.size(0),
-        .lda = a.ld(),
-        .ldb = b.ld(),
-        .ldc = out.size(1),
-        .accumulate = c.accumulate},
-       a.data(), b.data(), out.raw());
+  const std::int64_t rows = c.in[0].numel() / out.size(0) / leaves;
+  for (std::int64_t leaf = 0; leaf < leaves; ++leaf)
+    gemm(context,
+         {.dtype = c.in[0].dtype(),
+          .result = out.dtype(),
+          .transpose_a = !a.transposed(),
+          .transpose_b = b.transposed(),
+          .m = out.size(0),
+          .n = out.size(1),
+          .k = rows,
+          .lda = a.ld(),
+          .ldb = b.ld(),
+          .ldc = out.size(1),
+          .accumulate = c.accumulate || leaf > 0},
+         a.data(leaf * part_stride(a, rows)), b.data(leaf * part_stride(b, rows)), out.raw());
 }
+
+void linear_weight_grad_kernel(const KernelCall& c) { weight_grad_of_leaves(c, 1); }
+void leaf_weight_grad_kernel(const KernelCall& c) { weight_grad_of_leaves(c, c.attrs.as<LeafAttrs>().leaves); }
 
 constexpr KernelEntry kEntries[] = {
     {op::matmul, matmul_kernel},
     {op::linear, linear_kernel},
     {op::linear_weight_grad, linear_weight_grad_kernel},
+    {op::leaf_linear, leaf_linear_kernel},
+    {op::leaf_weight_grad, leaf_weight_grad_kernel},
 };
 
 }  // namespace

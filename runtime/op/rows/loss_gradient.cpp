@@ -30,7 +30,7 @@ Tensor run_loss_gradient(const CrossEntropyAttrs& attrs, LossInputs in, LossChun
   for (std::int64_t first = 0; first == 0 || first < chunks.rows; first += chunks.chunk) {
     const std::int64_t begin = std::min(first, rows), length = std::min(chunks.chunk, rows - begin);
     const Tensor x_part = narrow(x, 0, begin, length);
-    const Tensor d = call(op::cross_entropy_backward, attrs, in.grad, linear(x_part, in.weight),
+    const Tensor d = call(op::cross_entropy_backward, attrs, in.grad, call(op::linear, {}, x_part, in.weight, Tensor()),
                           narrow(targets, 0, begin, length), narrow(lse, 0, begin, length), in.count);
     if (of_x) parts.push_back(call(op::matmul, {}, d, in.weight));
     if (to_weight) to_weight(d, x_part);

@@ -1,7 +1,9 @@
 // Matrix products. `linear` is a row of its own because its weight gradient sums over all leading dims in one product,
 // which is written straight to where the reduction of gradients reads it.
 #include "runtime/op/core/infer.h"
+#include "runtime/op/core/tape_modes.h"
 #include "runtime/op/core/vjp_call.h"
+#include "runtime/op/rows/matmul_attrs.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/rows/reduce_attrs.h"
 
@@ -29,6 +31,9 @@ Metas infer_matmul(const InferCall& c) {
 // C = A B:  dA = G B^T,  dB = A^T G, with transposes as views, which the kernels read as they are.
 void matmul_vjp(VjpCall& c) {
   const Tensor grad = c.grad();
+  check(c.leaves() == 1 || byte_size(grad.dtype()) != 2,
+        "products of {} by matmul() are not made leaf by leaf; take linear(), or train leaves one after the other",
+        name(grad.dtype()));
   const Shape& out = c.out_meta().shape;
   // An operand that was broadcast along the batch gets the sum over it.
   const auto give = [&](std::size_t i, Tensor a, Tensor b) {
@@ -60,12 +65,19 @@ Metas infer_linear(const InferCall& c) {
   return one_output(shape, x.dtype);
 }
 
+// Engines for 16-bit floats may sum rows in an order that depends on how many there are.
+bool has_leaves(std::int64_t leaves, const Tensor& rows) {
+  return leaves > 1 && byte_size(rows.dtype()) == 2 && rows.size(0) % leaves == 0;
+}
+
 void linear_vjp(VjpCall& c) {
   const Tensor grad = c.grad();
   // The weight's gradient comes first: x, which may be recomputed, is freed before a gradient of its size is
   // allocated.
   if (c.wants(1)) c.give_products(1, grad, c.take_in(0));
-  if (c.wants(0)) c.give(0, op::matmul, {}, grad, c.in(1));
+  if (c.wants(0) && has_leaves(c.leaves(), grad))
+    c.give(0, op::leaf_linear, LeafAttrs{c.leaves()}, grad, transpose(c.in(1), 0, 1), Tensor());
+  else if (c.wants(0)) c.give(0, op::matmul, {}, grad, c.in(1));
   c.give_rows(2, op::sum_to, SumToAttrs{c.in_shape(2)}, grad);
 }
 
@@ -75,6 +87,30 @@ Metas infer_linear_weight_grad(const InferCall& c) {
   const auto leading = [](const TensorMeta& t) { return Shape(std::span(t.shape.begin(), t.shape.end() - 1)); };
   check(a.ndim() >= 2 && b.ndim() >= 2 && leading(a) == leading(b), "leading dims differ: {} and {}", a.shape, b.shape);
   return one_output({a.shape.back(), b.shape.back()}, a.dtype);
+}
+
+void check_leaves(const InferCall& c) {
+  const std::int64_t leaves = c.attrs.as<LeafAttrs>().leaves;
+  check(leaves > 0 && c.in[0].shape[0] % leaves == 0, "{} does not divide into {} leaves of rows", c.in[0], leaves);
+}
+
+int dim_of_leaves(AttrsView) { return 0; }
+
+Metas infer_leaf_linear(const InferCall& c) {
+  Metas metas = infer_linear(c);
+  check_leaves(c);
+  return metas;
+}
+
+Metas infer_leaf_weight_grad(const InferCall& c) {
+  Metas metas = infer_linear_weight_grad(c);
+  check_leaves(c);
+  if (byte_size(metas[0].dtype) == 2) metas[0].dtype = DType::f32;
+  return metas;
+}
+
+double leaf_weight_grad_flops(const InferCall& c) {
+  return 2 * static_cast<double>(c.in[0].numel()) * static_cast<double>(c.in[1].shape.back());
 }
 
 }  // namespace
@@ -109,7 +145,39 @@ constinit const Op op::linear_weight_grad{
     .no_gradient = "first derivatives only",
 };
 
-void register_matmul(OpTable& table) { table.add({&op::matmul, &op::linear, &op::linear_weight_grad}); }
+constinit const Op op::leaf_linear{
+    .name = "leaf_linear",
+    .doc =
+        "x [rows, ..., K], weight [N, K], bias [N] or undefined -> [rows, ..., N]: linear of each of `leaves` equal "
+        "parts of the rows, with the bits that each has alone; added to what is there without a bias only.",
+    .attrs = &attr_kind<LeafAttrs>,
+    .infer = infer_leaf_linear,
+    .dims = "...k,nk,n->...n",
+    .along = dim_of_leaves,
+    .traits = {.linear = true, .accumulates = true},
+    .needs = {.inputs = 0b011},
+    .vjp = linear_vjp,
+    .optional = 0b100,
+};
+
+constinit const Op op::leaf_weight_grad{
+    .name = "leaf_weight_grad",
+    .doc =
+        "a [rows, ..., N], b [rows, ..., K] -> [N, K]: linear_weight_grad of each of `leaves` equal parts of the rows, "
+        "rounded to the inputs' dtype, summed as a balanced tree; f32 of 16-bit inputs. A device adds without a "
+        "rounding.",
+    .attrs = &attr_kind<LeafAttrs>,
+    .infer = infer_leaf_weight_grad,
+    .dims = "...n,...k->nk",
+    .along = dim_of_leaves,
+    .traits = {.accumulates = true},
+    .no_gradient = "first derivatives only",
+    .flops = leaf_weight_grad_flops,
+};
+
+void register_matmul(OpTable& table) {
+  table.add({&op::matmul, &op::linear, &op::linear_weight_grad, &op::leaf_linear, &op::leaf_weight_grad});
+}
 
 Tensor matmul(Tensor a, Tensor b) {
   const bool vector_a = a.ndim() == 1, vector_b = b.ndim() == 1;
@@ -122,8 +190,11 @@ Tensor matmul(Tensor a, Tensor b) {
 }
 
 Tensor linear(Tensor x, Tensor weight, Tensor bias) {
-  if (x.ndim() != 1) return call(op::linear, {}, std::move(x), std::move(weight), std::move(bias));
-  return squeeze(call(op::linear, {}, unsqueeze(std::move(x), 0), std::move(weight), std::move(bias)), 0);
+  if (x.ndim() == 1) return squeeze(linear(unsqueeze(std::move(x), 0), std::move(weight), std::move(bias)), 0);
+  const std::int64_t leaves = tape_modes().leaves;
+  if (has_leaves(leaves, x))
+    return call(op::leaf_linear, LeafAttrs{leaves}, std::move(x), std::move(weight), std::move(bias));
+  return call(op::linear, {}, std::move(x), std::move(weight), std::move(bias));
 }
 
 }  // namespace sherd
