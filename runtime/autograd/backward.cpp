@@ -12,7 +12,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/core/tape_modes.h"
 #include "runtime/op/core/vjp_call.h"
-#include "runtime/op/rows/matmul_layout.h"
+#include "runtime/op/rows/matmul_attrs.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/rows/reduce_attrs.h"
 
@@ -46,7 +46,7 @@ class BackwardPass {
         outer_path_(context_.module_path),
         id_(context_.next_id()),
         options_(options),
-        batch_leaves_(tape_modes().leaves),
+        of_leaves_(tape_modes().leaves),
         recording_off_(false),
         phase_(StepPhase::backward) {
     check(!in_backward(), "backward() inside backward() is not supported: gradients are not recorded");
@@ -66,7 +66,7 @@ class BackwardPass {
 
   void run(const Tensor& root, Tensor grad) {
     start_ = NodeRef(root.grad_node());
-    if (batch_leaves_ > 1) check_has_leaves(root, batch_leaves_);
+    if (leaves() > 1) check_has_leaves(root, leaves());
     count_leaf_uses(start_.get());
     deliver(start_.get(), root.output_index(), std::move(grad));
     while (!heap_.empty()) {
@@ -104,6 +104,7 @@ class BackwardPass {
       auto* leaf = static_cast<Leaf*>(node);
       check_apart(*leaf);
       leaf->received = true;
+      if (leaf->slot && has_turn_of_leaf()) return of_leaves_.add(leaf_, *leaf, std::move(gradient));
       if (leaf->slot) leaf->slot->sink().accept(*leaf->slot, std::move(gradient));
       return;
     }
@@ -122,21 +123,17 @@ class BackwardPass {
   RecomputedValues& recomputed() { return recomputed_; }
   bool retains_graph() const { return options_.retain_graph; }
   std::uint64_t id() const { return id_; }
-  std::int64_t leaves() const { return batch_leaves_; }
+  std::int64_t leaves() const { return of_leaves_.count(); }
   bool has_turn_of_leaf() const { return leaf_ >= 0; }
-  bool is_last_turn() const { return leaf_ < 0 || leaf_ == batch_leaves_ - 1; }
+  bool is_last_turn() const { return leaf_ < 0 || leaf_ == leaves() - 1; }
 
   /// What is given while it lives is of one leaf.
   class LeafTurn {
    public:
-    LeafTurn(BackwardPass& pass, std::int64_t leaf, bool adds_once = false) : pass_(pass), outer_(pass.leaf_) {
-      if (outer_ < 0 && pass.batch_leaves_ > 1) pass.leaf_ = leaf;
-      pass.adds_once_ = adds_once;
+    LeafTurn(BackwardPass& pass, std::int64_t leaf) : pass_(pass), outer_(pass.leaf_) {
+      if (outer_ < 0 && pass.leaves() > 1) pass.leaf_ = leaf;
     }
-    ~LeafTurn() {
-      pass_.leaf_ = outer_;
-      pass_.adds_once_ = false;
-    }
+    ~LeafTurn() { pass_.leaf_ = outer_; }
     LeafTurn(const LeafTurn&) = delete;
     LeafTurn& operator=(const LeafTurn&) = delete;
 
@@ -152,7 +149,7 @@ class BackwardPass {
       if (!pass.has_turn_of_leaf() || edge.node.get()->kind != Node::Kind::op) return;
       to_ = static_cast<OpNode*>(edge.node.get());
       auto& all = pass.by_leaf_[to_];
-      all.resize(static_cast<std::size_t>(pass.batch_leaves_));
+      all.resize(static_cast<std::size_t>(pass.leaves()));
       of_leaf_ = &all[static_cast<std::size_t>(pass.leaf_)];
       std::swap(to_->pending, *of_leaf_);
     }
@@ -169,17 +166,19 @@ class BackwardPass {
 
   /// Where a slot's next contribution, of this meta, is written.
   GradSink::Destination destination(Leaf& leaf, const TensorMeta& meta) {
-    GradSink& sink = leaf.slot->sink();
-    if (batch_leaves_ == 1) return sink.destination(*leaf.slot);
+    if (leaves() == 1) return leaf.slot->sink().destination(*leaf.slot);
     check_apart(leaf);
-    auto found = sums_.find(&leaf);
-    if (found == sums_.end())
-      found = sums_.try_emplace(&leaf, batch_leaves_, meta, sink.destination(*leaf.slot), leaf.expected > 1).first;
-    return found->second.place_of(leaf_, adds_once_);
+    return of_leaves_.place_of(leaf_, leaf, meta);
   }
   void wrote(Leaf& leaf) {
     leaf.received = true;
-    if (batch_leaves_ == 1) leaf.slot->sink().wrote(*leaf.slot);
+    if (!has_turn_of_leaf()) leaf.slot->sink().wrote(*leaf.slot);
+  }
+  /// The slot to which a call that gives its only gradient may give the sum over all leaves; else null.
+  Leaf* takes_sum(const Edge& edge) const {
+    if (has_turn_of_leaf() || edge.node.get()->kind != Node::Kind::leaf) return nullptr;
+    auto* leaf = static_cast<Leaf*>(edge.node.get());
+    return leaf->slot && leaf->expected == 1 && !of_leaves_.has(*leaf) ? leaf : nullptr;
   }
 
   void add_callback(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
@@ -229,11 +228,11 @@ class BackwardPass {
   }
 
   void check_apart(const Leaf& leaf) const {
-    if (batch_leaves_ == 1 || has_turn_of_leaf()) return;
+    if (leaves() == 1 || has_turn_of_leaf()) return;
     fail(
         "\"{}\" gets a gradient by {}, whose vjp sums over the rows of {} leaves together; train leaves one after the "
         "other, or give_rows() in its vjp",
-        leaf.slot ? leaf.slot->name() : "a parameter", name_of(*current_), batch_leaves_);
+        leaf.slot ? leaf.slot->name() : "a parameter", name_of(*current_), leaves());
   }
 
   void apply(OpNode& node) {
@@ -253,9 +252,9 @@ class BackwardPass {
     check(node.pending.empty(),
           "{} gets gradients both of all rows and of single leaves, so it mixes rows of {} leaves; train leaves one "
           "after the other",
-          node.op->name, batch_leaves_);
+          node.op->name, leaves());
     std::uint32_t taken = 0;
-    for (std::int64_t leaf = 0; leaf < batch_leaves_; ++leaf) {
+    for (std::int64_t leaf = 0; leaf < leaves(); ++leaf) {
       const LeafTurn turn(*this, leaf);
       node.pending = std::move(of_leaves.mapped()[static_cast<std::size_t>(leaf)]);
       taken = run_vjp(node);
@@ -313,35 +312,22 @@ class BackwardPass {
   void finish(Leaf& leaf) {
     reset(leaf);
     if (!leaf.slot) return;
-    if (batch_leaves_ > 1) put_sum(leaf);
+    of_leaves_.put_sum(leaf);
     leaf.slot->sink().finish(*leaf.slot);
-  }
-
-  void put_sum(Leaf& leaf) {
-    auto sums = sums_.extract(&leaf);
-    if (!sums) return;
-    Slot& slot = *leaf.slot;
-    const Tensor total = sums.mapped().total();
-    const GradSink::Destination& home = sums.mapped().home();
-    if (!home.buffer.defined()) return slot.sink().accept(slot, total);
-    if (home.accumulate) copy_into(home.buffer, total, true);
-    slot.sink().wrote(slot);
   }
 
   RankContext& context_;
   const std::string* const outer_path_;
   const std::uint64_t id_;
   const BackwardOptions& options_;
-  const std::int64_t batch_leaves_;
+  LeafGradients of_leaves_;
   std::int64_t leaf_ = -1;  // whose gradients are given; -1: those of all rows
-  bool adds_once_ = false;  // what is given now, see LeafSums
   GradMode recording_off_;
   PhaseScope phase_;
   NodeRef start_, current_;
   std::vector<OpNode*> heap_;  // kept alive by the nodes that point to them, ultimately by start_
   std::vector<NodeRef> leaves_;
   RecomputedValues recomputed_;
-  std::unordered_map<const Leaf*, LeafSums> sums_;
   std::unordered_map<const OpNode*, std::vector<SmallVec<Tensor, 1>>> by_leaf_;  // pending, of calls not of the batch
   std::vector<std::function<void()>> callbacks_;
 };
@@ -396,6 +382,11 @@ bool in_backward() { return tape_modes().backward != nullptr; }
 std::uint64_t backward_pass() {
   const BackwardPass* const pass = tape_modes().backward;
   return pass ? pass->id() : 0;
+}
+
+std::int64_t leaves_of_backward() {
+  const BackwardPass* const pass = tape_modes().backward;
+  return pass ? pass->leaves() : 1;
 }
 
 void at_end_of_backward(std::function<void()> callback) {
@@ -564,14 +555,30 @@ void VjpCall::give_rows_call(std::size_t i, const Op& op, std::span<Tensor> in, 
 }
 
 void VjpCall::give_products(std::size_t i, Tensor a, Tensor b) {
+  const std::int64_t all = leaves();
+  Tensor in[] = {std::move(a), std::move(b)};
   if (!wants(i)) return;
-  const std::int64_t all = leaves(), rows = a.numel() / std::max<std::int64_t>(a.size(-1), 1) / all;
-  for (std::int64_t leaf = 0; leaf < all; ++leaf) {
-    Tensor part[] = {rows_of_leaf(leaf, a), rows_of_leaf(leaf, b)};
-    if (all == 1) a = b = Tensor();
-    const BackwardPass::LeafTurn turn(pass_, leaf, rows <= kRowsAddedOnce);
-    give_call(i, op::linear_weight_grad, part, {});
+  if (all == 1) return give_call(i, op::linear_weight_grad, in, {});
+  if (!give_product_of_leaves(i, in)) give_rows_call(i, op::linear_weight_grad, in, {});
+}
+
+// The sum over all leaves in one call, if it may be had in the type that they are added in.
+bool VjpCall::give_product_of_leaves(std::size_t i, std::span<Tensor> in) {
+  Leaf* const leaf = pass_.takes_sum(node_.next[i]);
+  if (!leaf || std::ranges::any_of(in, is_distributed)) return false;
+  Slot& slot = *leaf->slot;
+  const auto to = slot.sink().destination(slot);
+  const DType sums = byte_size(in_dtype(i)) == 2 ? DType::f32 : in_dtype(i);
+  if ((to.buffer.defined() ? to.buffer.dtype() : in_dtype(i)) != sums) return false;
+  const LeafAttrs products{pass_.leaves()};
+  if (to.buffer.defined()) {
+    call_op_into(op::leaf_weight_grad, in, products, to.buffer, to.accumulate);
+    pass_.wrote(*leaf);
+  } else {
+    leaf->received = true;
+    slot.sink().accept(slot, std::move(call_op(op::leaf_weight_grad, in, products)[0]));
   }
+  return true;
 }
 
 void VjpCall::give_of_leaf(std::int64_t leaf, std::size_t i, Tensor gradient) {

@@ -20,47 +20,81 @@ LeavesScope::~LeavesScope() {
   modes_.loss_of_leaves = Tensor();
 }
 
-LeafSums::LeafSums(std::int64_t leaves, TensorMeta gradient, GradSink::Destination home, bool has_several_terms)
+LeafGradients::Sums::Sums(std::int64_t leaves, TensorMeta gradient, GradSink::Destination home, bool has_several_terms)
     : gradient_(std::move(gradient)),
       home_(std::move(home)),
       has_several_terms_(has_several_terms),
       sums_(static_cast<std::size_t>(leaves)) {}
 
-GradSink::Destination LeafSums::place_of(std::int64_t leaf, bool adds_once) {
-  check(leaf != joined_, "a vjp gives a second term of leaf {}, whose first was added up", leaf);
-  if (adds_once && leaf % 2 == 1 && !has_several_terms_) {
-    add_up_to(leaf - 1);
-    joined_ = leaf;
-    return {sums_[static_cast<std::size_t>(leaf - 1)], true};
-  }
+Tensor LeafGradients::Sums::place_for(DType dtype, bool goes_home) const {
+  const Tensor& home = home_.buffer;
+  if (goes_home && home.defined() && !home_.accumulate) return home;
+  const bool is_distributed = home.defined() && home.is_distributed();
+  const Shape& shape = is_distributed ? home.local().shape() : gradient_.shape;
+  const Tensor fresh = view_at(gradient_buffer(numel(shape) * byte_size(dtype), gradient_.device), shape, 0, dtype);
+  return is_distributed ? Tensor::distributed_like(home, fresh) : fresh;
+}
+
+GradSink::Destination LeafGradients::Sums::place_of(std::int64_t leaf) {
   if (!has_several_terms_) add_up_to(leaf);
   check(leaf >= added_, "a vjp gives a term of leaf {} after {} leaves were added up", leaf, added_);
   Tensor& sum = sums_[static_cast<std::size_t>(leaf)];
   if (sum.defined()) return {sum, true};
-  const std::int64_t bytes = numel(gradient_.shape) * byte_size(gradient_.dtype);
-  const bool goes_home = leaf == 0 && home_.buffer.defined() && !home_.accumulate;
-  sum =
-      goes_home ? home_.buffer : view_at(gradient_buffer(bytes, gradient_.device), gradient_.shape, 0, gradient_.dtype);
+  sum = place_for(gradient_.dtype, leaf == 0 && !is_wide());
   return {sum, false};
 }
 
 // A leaf that ends subtrees is added to the one before it in each.
-void LeafSums::add_up_to(std::int64_t leaf) {
+void LeafGradients::Sums::add_up_to(std::int64_t leaf) {
+  const auto at = [this](std::int64_t first) -> Tensor& { return sums_[static_cast<std::size_t>(first)]; };
   for (; added_ < leaf; ++added_) {
-    const bool is_joined = added_ == joined_;
-    check(is_joined || sums_[static_cast<std::size_t>(added_)].defined(), "leaf {} of {} got no gradient", added_,
-          sums_.size());
-    for (std::int64_t size = is_joined ? 2 : 1; (added_ & size) != 0; size *= 2) {
+    check(at(added_).defined(), "leaf {} of {} got no gradient", added_, sums_.size());
+    if (is_wide() && added_ % 2 == 0) {
+      const Tensor term = std::exchange(at(added_), place_for(home_.buffer.dtype(), added_ == 0));
+      copy_into(at(added_), term);
+    }
+    for (std::int64_t size = 1; (added_ & size) != 0; size *= 2) {
       const std::int64_t right = added_ & ~(size - 1), left = right - size;
-      copy_into(sums_[static_cast<std::size_t>(left)], std::exchange(sums_[static_cast<std::size_t>(right)], Tensor()),
-                true);
+      copy_into(at(left), std::exchange(at(right), Tensor()), true);
     }
   }
 }
 
-const Tensor& LeafSums::total() {
+const Tensor& LeafGradients::Sums::total() {
   add_up_to(std::ssize(sums_));
   return sums_[0];
+}
+
+LeafGradients::Sums& LeafGradients::sums_of(Leaf& slot, const TensorMeta& gradient) {
+  const auto found = sums_.find(&slot);
+  if (found != sums_.end()) return found->second;
+  const auto home = slot.slot->sink().home_of_leaves(*slot.slot);
+  return sums_.try_emplace(&slot, count_, gradient, home, slot.expected > 1).first->second;
+}
+
+GradSink::Destination LeafGradients::place_of(std::int64_t leaf, Leaf& slot, const TensorMeta& gradient) {
+  Sums& sums = sums_of(slot, gradient);
+  const Tensor& home = sums.home().buffer;
+  if (gradient.layout && !(home.defined() && home.is_distributed())) return {};
+  return sums.place_of(leaf);
+}
+
+void LeafGradients::add(std::int64_t leaf, Leaf& slot, Tensor gradient) {
+  Sums& sums = sums_of(slot, gradient.meta());
+  gradient = slot.slot->sink().of_leaf(*slot.slot, std::move(gradient));
+  const auto to = sums.place_of(leaf);
+  copy_into(to.buffer, std::move(gradient), to.accumulate);
+}
+
+void LeafGradients::put_sum(const Leaf& leaf) {
+  auto sums = sums_.extract(&leaf);
+  if (!sums) return;
+  Slot& slot = *leaf.slot;
+  const Tensor total = sums.mapped().total();
+  const GradSink::Destination& home = sums.mapped().home();
+  if (!home.buffer.defined()) return slot.sink().accept(slot, total);
+  if (home.accumulate) copy_into(home.buffer, total, true);
+  slot.sink().wrote(slot);
 }
 
 }  // namespace sherd

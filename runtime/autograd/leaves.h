@@ -9,10 +9,12 @@
 // call that is not of the batch itself (a row of positions, a cast or transposed weight), that call's vjp runs for each
 // leaf.
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 #include "runtime/autograd/slot.h"
 #include "runtime/op/core/tape_modes.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd {
 
@@ -32,26 +34,48 @@ class LeavesScope {
   const std::int64_t outer_;
 };
 
-/// The gradient of one slot in a pass of several leaves. A sum over 2^k leaves lies where its first leaf's term began,
-/// the whole in `home` if that is fresh. Where a leaf has terms of several vjps, leaves wait for all of them.
-class LeafSums {
+/// Leaves whose gradients the running backward pass adds up; 1 outside of one.
+std::int64_t leaves_of_backward();
+
+/// Gradients of slots in a pass of several leaves. Terms of a leaf are added in the gradient's type, leaves in that of
+/// the sink's home for their sum, which may be wider; the sum lies there if that is fresh.
+class LeafGradients : NoCopy {
  public:
-  LeafSums(std::int64_t leaves, TensorMeta gradient, GradSink::Destination home, bool has_several_terms);
-  /// Where the next term of a leaf is written; leaves come in order, unless they have several terms. What adds its term
-  /// once it is finished (`adds_once`) does so to the leaf before, where the two are a sum.
-  GradSink::Destination place_of(std::int64_t leaf, bool adds_once);
-  /// The sum over all leaves.
-  const Tensor& total();
-  const GradSink::Destination& home() const { return home_; }
+  explicit LeafGradients(std::int64_t leaves) : count_(leaves) {}
+  std::int64_t count() const { return count_; }
+
+  /// Where the next term of a leaf is written. Leaves come in order; where vjps give several terms, each comes in
+  /// order. No buffer where terms do not lie as the sum: add() knows how.
+  GradSink::Destination place_of(std::int64_t leaf, Leaf& slot, const TensorMeta& gradient);
+  /// Adds a term that was computed elsewhere.
+  void add(std::int64_t leaf, Leaf& slot, Tensor gradient);
+  bool has(const Leaf& slot) const { return sums_.contains(&slot); }
+  /// All terms are in: gives the sum over leaves to the slot's sink, if there is one.
+  void put_sum(const Leaf& slot);
 
  private:
-  void add_up_to(std::int64_t leaf);
-  TensorMeta gradient_;
-  GradSink::Destination home_;
-  bool has_several_terms_;
-  std::vector<Tensor> sums_;  // by first leaf
-  std::int64_t added_ = 0;    // leaves
-  std::int64_t joined_ = -1;  // the last leaf that went to the one before
+  // The sums of one slot. Where a leaf has terms of several vjps, leaves wait for all of them.
+  class Sums {
+   public:
+    Sums(std::int64_t leaves, TensorMeta gradient, GradSink::Destination home, bool has_several_terms);
+    GradSink::Destination place_of(std::int64_t leaf);
+    const Tensor& total();
+    const GradSink::Destination& home() const { return home_; }
+
+   private:
+    void add_up_to(std::int64_t leaf);
+    bool is_wide() const { return home_.buffer.defined() && home_.buffer.dtype() != gradient_.dtype; }
+    Tensor place_for(DType dtype, bool goes_home) const;
+    TensorMeta gradient_;
+    GradSink::Destination home_;
+    bool has_several_terms_;
+    std::vector<Tensor> sums_;  // by first leaf
+    std::int64_t added_ = 0;    // leaves
+  };
+  Sums& sums_of(Leaf& slot, const TensorMeta& gradient);
+
+  const std::int64_t count_;
+  std::unordered_map<const Leaf*, Sums> sums_;
 };
 
 }  // namespace sherd

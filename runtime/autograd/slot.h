@@ -43,6 +43,10 @@ class GradSink {
   virtual void cleared(Slot& slot) { (void)slot; }
   /// Whether the sink has gradients of earlier passes that are not in slot.grad() yet.
   virtual bool holds_more(const Slot& slot) const { return (void)slot, false; }
+  /// Where the sum over leaves (autograd/leaves.h) is written, and what of_leaf() makes of a contribution to it that
+  /// was computed elsewhere: in one layout.
+  virtual Destination home_of_leaves(Slot& slot) { return destination(slot); }
+  virtual Tensor of_leaf(Slot& slot, Tensor gradient) { return (void)slot, gradient; }
 
  protected:
   ~GradSink() = default;

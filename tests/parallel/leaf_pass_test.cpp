@@ -9,7 +9,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/leaves.h"
 #include "runtime/comm/group/sum_order.h"
-#include "runtime/op/rows/matmul_layout.h"
+#include "runtime/op/rows/matmul_attrs.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
@@ -105,19 +105,40 @@ TEST(LeafPass, HasTheBitsOfPassesOverEachLeafAlone) {
   });
 }
 
-// A leaf's product is added to that of the leaf before.
-TEST(LeafPass, ProductsOfSomeRowsAreAddedWhenTheyAreFinished) {
+Tensor drawn_rows(const Shape& shape, DType dtype, std::uint64_t seed) {
+  return cast(random_normal(shape, random_key(seed, "rows", "leaf", 0)), dtype);
+}
+
+// Whole vectors and none, several rectangles of a result, rows of one block of products and of several.
+TEST(LeafPass, ProductsHaveTheBitsOfEachLeafAlone) {
   run_ranks(1, [](const auto&) {
-    const auto drawn = [](std::int64_t rows, std::int64_t columns) {
-      return random_normal({rows, columns}, random_key(1, "product", "leaf", static_cast<std::uint64_t>(rows)));
+    struct Case {
+      std::int64_t rows, positions, in, out;
     };
-    for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{37}, kRowsAddedOnce})
-      for (const std::int64_t width : {5, 40}) {
-        const Tensor a = drawn(rows, width), b = drawn(rows, 71), sum = drawn(width, 71);
-        const Tensor expected = add(sum, call(op::linear_weight_grad, {}, a, b));
-        call_into(op::linear_weight_grad, {}, sum, true, a, b);
-        EXPECT_TRUE(same_bits(sum, expected)) << rows << " rows, width " << width;
-      }
+    for (const Case& c : {Case{1, 9, 5, 3}, {2, 11, 71, 40}, {1, 64, 530, 300}, {1, 700, 64, 600}, {1, 32, 1536, 48}})
+      for (const std::int64_t leaves : {1, 2, 3, 4, 8})
+        for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+          const Tensor x = drawn_rows({c.rows * leaves, c.positions, c.in}, dtype, 1);
+          const Tensor grad = drawn_rows({c.rows * leaves, c.positions, c.out}, dtype, 2);
+          const Tensor weight = drawn_rows({c.out, c.in}, dtype, 3), bias = drawn_rows({c.out}, dtype, 4);
+          std::vector<Tensor> results, slopes, sums;
+          for (std::int64_t leaf = 0; leaf < leaves; ++leaf) {
+            const Tensor own = narrow(x, 0, leaf * c.rows, c.rows), own_grad = narrow(grad, 0, leaf * c.rows, c.rows);
+            results.push_back(linear(own, weight, bias));
+            slopes.push_back(matmul(own_grad, weight));
+            sums.push_back(cast(call(op::linear_weight_grad, {}, own_grad, own), DType::f32));
+          }
+          const std::string what = fmt::format("{} leaves of {} x {}, {}", leaves, x, weight, name(dtype));
+          const LeafAttrs attrs{leaves};
+          EXPECT_TRUE(same_bits(call(op::leaf_linear, attrs, x, weight, bias), cat(results, 0))) << what;
+          EXPECT_TRUE(same_bits(call(op::leaf_linear, attrs, grad, transpose(weight, 0, 1), Tensor()), cat(slopes, 0)))
+              << what;
+          const Tensor sum = call(op::leaf_weight_grad, attrs, grad, x),
+                       before = drawn_rows(sum.shape(), DType::f32, 5);
+          EXPECT_TRUE(same_bits(sum, tree_of(sums))) << what;
+          call_into(op::leaf_weight_grad, attrs, before, true, grad, x);
+          EXPECT_TRUE(same_bits(before, add(drawn_rows(sum.shape(), DType::f32, 5), sum))) << what;
+        }
   });
 }
 
@@ -154,6 +175,8 @@ TEST(LeafPass, RefusesByNameWhatSumsLeavesTogether) {
                  {"2 leaves", "cross_entropy", "only linear_cross_entropy"});
     const auto mixed = [&](const Tensor& y) { return add(y, mul(expand(mean(y, {0}, true), y.shape()), net["gain"])); };
     expect_error([&] { backward(loss_of(mixed(x()))); }, {"embedding", "both of all rows", "2 leaves"});
+    const auto by_matmul = [&] { return matmul(cast(x(), DType::bf16), cast(net["doubled"], DType::bf16)); };
+    expect_error([&] { backward(loss_of(cast(by_matmul(), DType::f32))); }, {"matmul()", "bf16", "take linear()"});
     expect_error([] { LeavesScope three(3); }, {"3 leaves", "power of two"});
     const LeafBatch odd(1);
     const LeavesScope four(4);

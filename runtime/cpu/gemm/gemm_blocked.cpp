@@ -13,7 +13,6 @@
 // A sum is built in the same order whatever the pieces: products of a block of K in order, blocks in order.
 #include "runtime/cpu/gemm/gemm_few_rows.h"
 #include "runtime/cpu/gemm/gemm_pack.h"
-#include "runtime/op/rows/matmul_layout.h"
 
 namespace sherd::cpu {
 
@@ -27,7 +26,6 @@ constexpr std::int64_t kMinPieces = 12;       // beside a block of B, or their r
 constexpr std::int64_t kMaxAcross = 4;        // and if that is not enough, so many lie side by side
 constexpr std::int64_t kSums = 1 << 20;       // elements of C that wait in a buffer for their one rounding
 constexpr std::int64_t kTaskFlops = 1 << 22;  // at least, or tasks cost more than they spread
-static_assert(kBlockSteps >= kRowsAddedOnce);
 
 // Where sums wait for the next block of K: in C itself if it holds accumulators, else in a buffer of some rows of C.
 template <class A>

@@ -57,7 +57,7 @@ class VjpCall {
     Tensor inputs[] = {std::forward<In>(in)...};
     give_rows_call(i, op, inputs, op_attrs);
   }
-  /// give_rows() of op::linear_weight_grad.
+  /// give_rows() of op::linear_weight_grad; where no other vjp gives the input a gradient, in one call.
   void give_products(std::size_t i, Tensor a, Tensor b);
   /// As give(), of one leaf's rows; leaf after leaf.
   void give_of_leaf(std::int64_t leaf, std::size_t i, Tensor gradient);
@@ -67,6 +67,7 @@ class VjpCall {
   friend class BackwardPass;
   void give_call(std::size_t i, const Op& op, std::span<Tensor> in, AttrsView op_attrs);
   void give_rows_call(std::size_t i, const Op& op, std::span<Tensor> in, AttrsView op_attrs);
+  bool give_product_of_leaves(std::size_t i, std::span<Tensor> in);
   OpNode& node_;
   BackwardPass& pass_;
   std::uint32_t taken_ = 0;  // bit mask: inputs that take_in() gave

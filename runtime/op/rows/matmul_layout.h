@@ -7,9 +7,6 @@
 
 namespace sherd {
 
-/// Rows up to which linear_weight_grad adds their finished sum to what is there, rather than going on from it.
-inline constexpr std::int64_t kRowsAddedOnce = 256;
-
 /// A matrix as stored: rows `ld` elements apart, of the matrix or (transposed) of its transpose.
 struct MatrixLayout {
   bool usable = false, transposed = false;

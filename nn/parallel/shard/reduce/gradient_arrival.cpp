@@ -5,6 +5,7 @@
 
 #include "dtensor/transition/redistribute.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/autograd/leaves.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/op/unit/buffer_views.h"
@@ -19,6 +20,12 @@ bool is_sum(const Placement& p) { return p.is_partial(ReduceKind::sum); }
 bool is_average(const Placement& p) { return p.is_replicate() || p.is_partial(ReduceKind::avg); }
 bool has_any(const std::vector<GradientArrival::Entry>& entries) {
   return std::ranges::any_of(entries, [](const auto& e) { return e.kind != GradientArrival::Kind::none; });
+}
+std::size_t index_of(const Slot& slot, const UnitPieces& pieces) {
+  const std::size_t i = slot.sink_place();
+  if (i >= pieces.size() || pieces.parameter(i) != &slot)
+    fail("unit \"{}\" got a gradient of \"{}\", which is not its parameter", pieces.layout().name, slot.name());
+  return i;
 }
 }  // namespace
 
@@ -74,13 +81,6 @@ Route::Facts GradientArrival::facts(std::size_t i) const {
   return facts;
 }
 
-std::size_t GradientArrival::index_of(const Slot& slot) const {
-  const std::size_t i = slot.sink_place();
-  if (i >= entries_.size() || pieces_.parameter(i) != &slot)
-    fail("unit \"{}\" got a gradient of \"{}\", which is not its parameter", pieces_.layout().name, slot.name());
-  return i;
-}
-
 // ---- arriving ----
 
 // One after the other: parameters that train, or did when the tape was recorded, and those of which something is there
@@ -109,10 +109,11 @@ std::int64_t GradientArrival::lay_out(const UnitLayout& layout) {
 }
 
 // Where there is no buffer yet it is that of held gradients, to which backward then adds, unless they have another
-// type.
+// type. A pass of several leaves gives their sums.
 const Tensor& GradientArrival::full(std::size_t i) {
   if (!gradients_.defined()) {
-    const std::int64_t bytes = lay_out(pieces_.layout());
+    const UnitLayoutPtr sums = leaves_of_backward() > 1 ? layout_of_sums(pieces_.layout()) : UnitLayoutPtr();
+    const std::int64_t bytes = lay_out(sums ? *sums : pieces_.layout());
     if (held_ && !held_->is_apart()) gradients_ = held_->bytes();
     if (!gradients_.defined()) gradients_ = gradient_buffer(bytes, levels_.device());
   }
@@ -124,11 +125,22 @@ const Tensor& GradientArrival::full(std::size_t i) {
 }
 
 GradSink::Destination GradientArrival::destination(Slot& slot) {
-  const std::size_t i = index_of(slot);
+  const std::size_t i = index_of(slot, pieces_);
   if (entries_[i].partial_gradients) return {};  // Partial or not: only accept() can tell
   Destination to = local_destination(i);
   if (pieces_.placement(i).gathered) to.buffer = pieces_.as_gathered(i, to.buffer);
   return to;
+}
+
+// A Partial one is summed over its axis leaf by leaf, as where a rank has one leaf.
+GradSink::Destination GradientArrival::home_of_leaves(Slot& slot) {
+  const std::size_t i = index_of(slot, pieces_);
+  return entries_[i].partial_gradients ? local_destination(i) : destination(slot);
+}
+
+Tensor GradientArrival::of_leaf(Slot& slot, Tensor gradient) {
+  const std::size_t i = index_of(slot, pieces_);
+  return entries_[i].partial_gradients ? local_gradient(i, std::move(gradient)) : gradient;
 }
 
 GradSink::Destination GradientArrival::local_destination(std::size_t i) {
@@ -159,12 +171,12 @@ void GradientArrival::note(std::size_t i, Kind kind) {
 }
 
 void GradientArrival::wrote(Slot& slot) {
-  const std::size_t i = index_of(slot);
+  const std::size_t i = index_of(slot, pieces_);
   note(i, entries_[i].writes_in_place ? Kind::in_place : Kind::average);
 }
 
 void GradientArrival::accept(Slot& slot, Tensor gradient) {
-  const std::size_t i = index_of(slot);
+  const std::size_t i = index_of(slot, pieces_);
   const ShardPlacement& at = pieces_.placement(i);
   Kind kind = Kind::average;  // a plain gradient counts as an average over the data axes
   if (at.gathered) {
@@ -265,9 +277,10 @@ void GradientArrival::hold() {
     if (e.kind != Kind::zeros) members.back().kind = e.reduce_kind();
   }
   if (!members.empty()) {
+    const UnitLayoutPtr of_pass = layout_;
     const std::int64_t bytes = held_->is_apart() ? lay_out(held_->layout()) : 0;
     for (HeldGradients::Member& m : members) m.held_offset = entries_[m.piece].offset;
-    held_->add(members, gradients_, bytes);
+    held_->add(members, *of_pass, gradients_, bytes);
     // A recording that knows of fewer does not look for what waits in the others.
     settings_.knobs.set<&ReductionKnobs::hold_levels>(held_->levels());
   }
@@ -313,7 +326,7 @@ void GradientArrival::add_zeros() {
 
 // Drops all of one parameter: a step that is given up must not reach into the next one.
 void GradientArrival::cleared(Slot& slot) {
-  const std::size_t i = index_of(slot);
+  const std::size_t i = index_of(slot, pieces_);
   if (held_) held_->drop(i);
   if (entries_[i].has_unsummed()) entries_[i].aside->clear_grad();
 }

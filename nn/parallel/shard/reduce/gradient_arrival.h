@@ -73,6 +73,8 @@ class GradientArrival final : public GradSink {
   Destination destination(Slot& slot) override;
   void wrote(Slot& slot) override;
   void accept(Slot& slot, Tensor gradient) override;
+  Destination home_of_leaves(Slot& slot) override;
+  Tensor of_leaf(Slot& slot, Tensor gradient) override;
   void finish(Slot& slot) override;
   void abandon(Slot&, std::string_view reason) noexcept override { unit_.abandon(reason); }
   void cleared(Slot& slot) override;
@@ -82,7 +84,6 @@ class GradientArrival final : public GradSink {
   }
 
  private:
-  std::size_t index_of(const Slot& slot) const;
   std::int64_t lay_out(const UnitLayout& layout);
   Destination local_destination(std::size_t i);
   Tensor local_gradient(std::size_t i, Tensor gradient);
@@ -98,13 +99,12 @@ class GradientArrival final : public GradSink {
   const UnitPieces& pieces_;
   ReductionSettings& settings_;
   UnitListener& unit_;
-  std::vector<Entry> entries_;           // by piece
-  Tensor gradients_;                     // u8, or undefined
-  UnitLayoutPtr layout_;                 // has the types of the full gradients
-  std::unique_ptr<HeldGradients> held_;  // null until a pass was to leave gradients
-  std::size_t finished_ = 0;             // parameters whose gradient is complete in this pass
-  std::size_t reached_ = 0;              // of how many that this pass reaches, counted with the first
-  std::uint64_t zeros_pass_ = 0;         // the pass that has counted what it does not reach as zero
+  std::vector<Entry> entries_;              // by piece
+  Tensor gradients_;                        // u8, or undefined
+  UnitLayoutPtr layout_;                    // has the types of the full gradients
+  std::unique_ptr<HeldGradients> held_;     // null until a pass was to leave gradients
+  std::size_t finished_ = 0, reached_ = 0;  // parameters that are complete, of those in this pass
+  std::uint64_t zeros_pass_ = 0;            // the pass that has counted what it does not reach as zero
 };
 
 }  // namespace sherd::nn

@@ -12,17 +12,6 @@ namespace {
 bool is_narrow(const UnitPiece& p) { return byte_size(p.full_dtype) < byte_size(p.wire); }
 DType held_dtype(const UnitPiece& p) { return is_narrow(p) ? p.wire : p.full_dtype; }
 
-// The same unit, whose full tensors are what is held.
-UnitLayoutPtr layout_of_held(UnitLayout layout) {
-  layout.full_bytes = 0;
-  for (UnitPiece& p : layout.pieces) {
-    p.full_dtype = held_dtype(p);
-    p.full_offset = layout.full_bytes;
-    layout.full_bytes += align(numel(p.shape) * byte_size(p.full_dtype));
-  }
-  return UnitLayout::intern(std::move(layout));
-}
-
 // Its full gradients to what is held: a reduction of one shard, which casts and adds in one launch.
 UnitLayoutPtr layout_of_adding(UnitLayout layout) {
   layout.shards = layout.replicas = 1;
@@ -42,9 +31,21 @@ UnitLayoutPtr layout_of_adding(UnitLayout layout) {
 
 }  // namespace
 
-HeldGradients::HeldGradients(const UnitPieces& unit, bool is_tree, int passes) : unit_(unit), is_tree_(is_tree) {
+UnitLayoutPtr layout_of_sums(const UnitLayout& unit) {
+  if (std::ranges::none_of(unit.pieces, is_narrow)) return {};
+  UnitLayout layout = unit;
+  layout.full_bytes = 0;
+  for (UnitPiece& p : layout.pieces) {
+    p.full_dtype = held_dtype(p);
+    p.full_offset = layout.full_bytes;
+    layout.full_bytes += align(numel(p.shape) * byte_size(p.full_dtype));
+  }
+  return UnitLayout::intern(std::move(layout));
+}
+
+HeldGradients::HeldGradients(const UnitPieces& unit, bool is_tree, int passes)
+    : unit_(unit), is_tree_(is_tree), wide_(layout_of_sums(unit.layout())) {
   level(is_tree ? std::bit_width(static_cast<unsigned>(passes)) - 1U : 0U);
-  if (std::ranges::any_of(unit.layout().pieces, is_narrow)) wide_ = layout_of_held(unit.layout());
   if (!is_apart()) return;
   local_ = layout_of_adding(unit.layout());
   joined_ = wide_ ? layout_of_adding(*wide_) : local_;
@@ -137,10 +138,11 @@ void HeldGradients::refuse_thawed() const {
       unit_.layout().name);
 }
 
-void HeldGradients::add(std::span<const Member> members, const Tensor& pass, std::int64_t bytes) {
-  const bool is_first = !levels_[0].bytes().defined();
-  if (!wide_ && (is_first || !is_tree_)) put(levels_[0], members, pass);
-  else add_up(levels_[0], members, *local_, pass, bytes);
+void HeldGradients::add(std::span<const Member> members, const UnitLayout& layout, const Tensor& pass,
+                        std::int64_t bytes) {
+  const bool is_first = !levels_[0].bytes().defined(), is_as_held = !wide_ || wide_.get() == &layout;
+  if (is_as_held && (is_first || !is_apart())) put(levels_[0], members, pass);
+  else add_up(levels_[0], members, is_as_held ? *joined_ : *local_, pass, bytes);
   if (is_tree_ && !is_first) carry();
 }
 

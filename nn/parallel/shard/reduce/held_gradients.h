@@ -23,6 +23,10 @@
 
 namespace sherd::nn {
 
+/// The unit with full gradients in the type that several of them are added in, that of the reduction where it is the
+/// wider one; null if all are made in it.
+UnitLayoutPtr layout_of_sums(const UnitLayout& unit);
+
 class HeldGradients {
  public:
   /// Holds gradients of `unit`, which outlives this, with places for the sums of so many `passes`; of more they are
@@ -50,9 +54,9 @@ class HeldGradients {
     std::optional<ReduceKind> kind{};  ///< as of kind()
     std::int64_t held_offset = 0, pass_offset = 0;
   };
-  /// Adds the full gradients of a pass, u8 `pass`, to what is held; of one that is apart, in one launch. A first pass
-  /// makes a buffer of `bytes`, or leaves its own.
-  void add(std::span<const Member> members, const Tensor& pass, std::int64_t bytes);
+  /// Adds the full gradients of a pass, u8 `pass` of `layout`, to what is held; of one that is apart, in one launch. A
+  /// first pass makes a buffer of `bytes`, or leaves its own.
+  void add(std::span<const Member> members, const UnitLayout& layout, const Tensor& pass, std::int64_t bytes);
   /// Adds up what waits of a tree; else nothing is to be done.
   void join();
   /// How many sums may wait, as far as passes have come.
