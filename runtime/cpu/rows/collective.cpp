@@ -99,6 +99,7 @@ void submit(CommOp kind, const KernelCall& call, std::function<void()> run,
     if (each) loans.push_back({each, false});  // nobody else asks for it: kept, not waited for
   call.exec.queue->submit({.name = call.op.name,
                            .bytes = bytes,
+                           .wire = comm::wire_of(lane(call), kind),
                            .run = std::move(run),
                            .loans = loans,
                            .abort = [&group = lane(call)](std::string_view reason) { group.abort(reason); },
