@@ -13,20 +13,14 @@ void check_layout(const Spec* spec, const Shape& shape) {
   check(!spec->is_partial(), "a tensor cannot be made as {}: values become Partial by ops only", spec->describe());
 }
 
-Tensor draw(const Op& row, const Shape& shape, std::uint64_t key, double a, double b, const Spec* spec,
-            const RandomOptions& options) {
+Tensor draw(const Op& row, const Spec* spec, const Tensor& step, RandomAttrs attrs) {
+  const Shape shape = attrs.shape;
   check_layout(spec, shape);
-  RandomAttrs attrs{.shape = spec->local_shape(shape),
-                    .dtype = options.dtype,
-                    .key = key,
-                    .first = options.first,
-                    .a = static_cast<float>(a),
-                    .b = static_cast<float>(b),
-                    .device = options.device};
   std::int64_t first = 0;
+  attrs.shape = spec->local_shape(shape);
   attrs.runs = local_runs(*spec, shape, first);
   attrs.first += first;
-  const Tensor local = options.step.defined() ? call(row, attrs, options.step) : call(row, attrs);
+  const Tensor local = step.defined() ? call(row, attrs, step) : call(row, attrs);
   return Tensor::distributed(shape, spec, local);
 }
 
@@ -46,13 +40,27 @@ Tensor ones(const Shape& shape, const Spec* spec, DType dtype, Device device) {
 }
 
 Tensor random_normal(const Shape& shape, std::uint64_t key, double mean, double std, const Spec* spec,
-                     const RandomOptions& options) {
-  return draw(op::random_normal, shape, key, mean, std, spec, options);
+                     std::int64_t first, DType dtype, Tensor step, Device device) {
+  return draw(op::random_normal, spec, step,
+              {.shape = shape,
+               .dtype = dtype,
+               .key = key,
+               .first = first,
+               .a = static_cast<float>(mean),
+               .b = static_cast<float>(std),
+               .device = device});
 }
 
 Tensor random_uniform(const Shape& shape, std::uint64_t key, double low, double high, const Spec* spec,
-                      const RandomOptions& options) {
-  return draw(op::random_uniform, shape, key, low, high, spec, options);
+                      std::int64_t first, DType dtype, Tensor step, Device device) {
+  return draw(op::random_uniform, spec, step,
+              {.shape = shape,
+               .dtype = dtype,
+               .key = key,
+               .first = first,
+               .a = static_cast<float>(low),
+               .b = static_cast<float>(high),
+               .device = device});
 }
 
 }  // namespace sherd

@@ -11,18 +11,13 @@ Tensor full(const Shape& shape, double value, const Spec* spec, DType dtype = DT
 Tensor zeros(const Shape& shape, const Spec* spec, DType dtype = DType::f32, Device device = Device::cpu());
 Tensor ones(const Shape& shape, const Spec* spec, DType dtype = DType::f32, Device device = Device::cpu());
 
-struct RandomOptions {
-  std::int64_t first = 0;  ///< index of the global tensor's element 0 in the sequence of the key
-  DType dtype = DType::f32;
-  Tensor step{};  ///< 0-d i64, or undefined
-  Device device = Device::cpu();
-};
-
-/// The values of random_normal() and random_uniform() in runtime/op/rows/ops.h, bit for bit, in any layout on any
-/// number of ranks. No communication.
+/// The values of random_normal() and random_uniform() in runtime/op/rows/ops.h, with arguments as there, bit for bit,
+/// in any layout on any number of ranks: `first` is the index of the global tensor's element 0 in the sequence of the
+/// key. No communication.
 Tensor random_normal(const Shape& shape, std::uint64_t key, double mean, double std, const Spec* spec,
-                     const RandomOptions& options = {});
+                     std::int64_t first = 0, DType dtype = DType::f32, Tensor step = {}, Device device = Device::cpu());
 Tensor random_uniform(const Shape& shape, std::uint64_t key, double low, double high, const Spec* spec,
-                      const RandomOptions& options = {});
+                      std::int64_t first = 0, DType dtype = DType::f32, Tensor step = {},
+                      Device device = Device::cpu());
 
 }  // namespace sherd

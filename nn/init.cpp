@@ -17,8 +17,8 @@ Tensor draw(const Tensor& target, const Init& init, std::uint64_t key) {
     return is_normal ? random_normal(shape, key, init.a, init.b, 0, dtype)
                      : random_uniform(shape, key, init.a, init.b, 0, dtype);
   const Spec* spec = &Spec::from(target);
-  return (is_normal ? random_normal(shape, key, init.a, init.b, spec, {.dtype = dtype})
-                    : random_uniform(shape, key, init.a, init.b, spec, {.dtype = dtype}))
+  return (is_normal ? random_normal(shape, key, init.a, init.b, spec, 0, dtype)
+                    : random_uniform(shape, key, init.a, init.b, spec, 0, dtype))
       .local();
 }
 

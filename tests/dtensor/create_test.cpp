@@ -22,8 +22,8 @@ TEST(Create, F144_ValuesAreThoseOfOneRankInEveryLayout) {
     const Tensor step = Tensor::scalar(3, DType::i64);
     for (const Spec* spec : all_layouts(mesh, {Replicate(), Shard(0), Shard(1), Shard(2)})) {
       const CommCounter counter;
-      const Tensor normal = random_normal(shape, 17, 1, 2, spec, {.first = 5, .step = step});
-      const Tensor uniform = random_uniform(shape, 17, -1, 1, spec, {.dtype = DType::bf16});
+      const Tensor normal = random_normal(shape, 17, 1, 2, spec, 5, DType::f32, step);
+      const Tensor uniform = random_uniform(shape, 17, -1, 1, spec, 0, DType::bf16);
       const Tensor sevens = full(shape, 7, spec);
       EXPECT_EQ(counter.describe(), "no communication");
       EXPECT_EQ(normal.layout(), spec);
