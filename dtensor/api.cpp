@@ -223,7 +223,7 @@ Tensor full_tensor(Tensor x, const ToLocalOptions& options) {
   return to_local(redistribute(std::move(x), replicated), options);
 }
 
-Tensor distribute(const Tensor& tensor, const Spec* spec, const DistributeOptions& options) {
+Tensor distribute(const Tensor& tensor, const Spec* spec, int source) {
   check(!tensor.is_distributed(), "distribute: {} is distributed already; redistribute() changes its layout", tensor);
   check(spec != nullptr, "distribute of {} is given no layout: make one with Spec::of()", tensor);
   check(!spec->is_partial(), "distribute: a tensor cannot be made Partial, {}; ops produce partial values",
@@ -232,8 +232,7 @@ Tensor distribute(const Tensor& tensor, const Spec* spec, const DistributeOption
   const Dims offset = spec->local_offset(tensor.shape());
   const GradMode off(false);
   Tensor data = tensor.detach();
-  if (options.source != DistributeOptions::kOwnData)
-    data = broadcast_over(std::move(data), spec->mesh(), options.source);
+  if (source != kOwnData) data = broadcast_over(std::move(data), spec->mesh(), source);
   for (const int d : indices(shape))
     if (shape[d] != data.size(d)) data = narrow(data, d, offset[d], shape[d]);
   const Tensor local = Tensor::empty(shape, data.dtype(), data.device());
@@ -241,9 +240,8 @@ Tensor distribute(const Tensor& tensor, const Spec* spec, const DistributeOption
   return Tensor::distributed(tensor.shape(), spec, local);
 }
 
-Tensor distribute(const Tensor& tensor, const DeviceMesh& mesh, std::span<const Placement> placements,
-                  const DistributeOptions& options) {
-  return distribute(tensor, Spec::of(mesh, normalize_placements(placements, tensor.ndim())), options);
+Tensor distribute(const Tensor& tensor, const DeviceMesh& mesh, std::span<const Placement> placements, int source) {
+  return distribute(tensor, Spec::of(mesh, normalize_placements(placements, tensor.ndim())), source);
 }
 
 }  // namespace sherd

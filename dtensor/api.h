@@ -10,27 +10,22 @@
 
 namespace sherd {
 
-struct DistributeOptions {
-  /// Rank of the mesh (row-major) whose data is distributed; kOwnData: every rank slices its own, no communication.
-  int source = 0;
-  static constexpr int kOwnData = -1;
-};
+/// A source of distribute(): every rank slices its own data, without communication.
+inline constexpr int kOwnData = -1;
 
-/// Distributes a plain tensor (equal shape and dtype on all ranks) over a mesh. Broadcasts from the source rank unless
-/// that is kOwnData; each rank keeps a dense copy of its shard. Not recorded for backward. Error: a Partial placement,
-/// a dim the tensor does not have.
-Tensor distribute(const Tensor& tensor, const Spec* spec, const DistributeOptions& options = {});
+/// Distributes a plain tensor (equal shape and dtype on all ranks) over a mesh: the data of rank `source` of the mesh
+/// (row-major), which broadcasts it. Each rank keeps a dense copy of its shard. Not recorded for backward. Error: a
+/// Partial placement, a dim the tensor does not have.
+Tensor distribute(const Tensor& tensor, const Spec* spec, int source = 0);
 /// One placement per axis; axes on one dim split it in mesh order. Negative dims count from the end.
-Tensor distribute(const Tensor& tensor, const DeviceMesh& mesh, std::span<const Placement> placements,
-                  const DistributeOptions& options = {});
+Tensor distribute(const Tensor& tensor, const DeviceMesh& mesh, std::span<const Placement> placements, int source = 0);
 inline Tensor distribute(const Tensor& tensor, const DeviceMesh& mesh, std::initializer_list<Placement> placements,
-                         const DistributeOptions& options = {}) {
-  return distribute(tensor, mesh, std::span(placements.begin(), placements.size()), options);
+                         int source = 0) {
+  return distribute(tensor, mesh, std::span(placements.begin(), placements.size()), source);
 }
 /// Over a mesh of one axis.
-inline Tensor distribute(const Tensor& tensor, const DeviceMesh& mesh, Placement placement,
-                         const DistributeOptions& options = {}) {
-  return distribute(tensor, mesh, std::span(&placement, 1), options);
+inline Tensor distribute(const Tensor& tensor, const DeviceMesh& mesh, Placement placement, int source = 0) {
+  return distribute(tensor, mesh, std::span(&placement, 1), source);
 }
 
 struct FromLocalOptions {

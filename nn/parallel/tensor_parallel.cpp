@@ -235,8 +235,7 @@ void distribute_parameter(Parameter& parameter, const Spec* spec) {
     const Tensor local = Tensor::empty(spec->local_shape(value.shape()), value.dtype(), Device::meta());
     return parameter.set(Tensor::distributed(value.shape(), spec, local));
   }
-  const Tensor distributed =
-      distribute(value, spec->mesh(), spec->placement(0), {.source = DistributeOptions::kOwnData});
+  const Tensor distributed = distribute(value, spec->mesh(), spec->placement(0), kOwnData);
   distributed.local().storage()->retag(MemoryCategory::parameters);
   parameter.set(distributed);
 }

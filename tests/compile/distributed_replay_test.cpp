@@ -23,7 +23,7 @@ using Group = std::shared_ptr<ProcessGroup>;
 using Mode = CompiledStep::Mode;
 
 Tensor rows(const DeviceMesh& mesh, std::int64_t count) {
-  return distribute(ones({count, 4}), mesh, Shard(0), {.source = -1});
+  return distribute(ones({count, 4}), mesh, Shard(0), kOwnData);
 }
 
 // 5 and 6 rows have the same first part of two: 3. The mean divides by the size of the whole.
@@ -103,7 +103,7 @@ TEST(DistributedReplay, UnevenPartsAreCopiedByAllRanksOrByNone) {
       EXPECT_EQ(step.mode(), Mode::replay) << step.why();
     };
     const auto cut = [&](const Shape& shape, int dim) {
-      return distribute(random_normal(shape, 7), mesh, Shard(dim), {.source = -1});
+      return distribute(random_normal(shape, 7), mesh, Shard(dim), kOwnData);
     };
     expect_replays(cut({3, 3}, 0), [](const Tensor& x) { return contiguous(transpose(x, 0, 1)); });
     expect_replays(cut({3, 3}, 0), [](const Tensor& x) { return reshape(transpose(x, 0, 1), {3, 1, 3}); });
@@ -145,7 +145,7 @@ TEST(DistributedReplay, AMeshThatIsGoneIsAnErrorOnEveryRank) {
     for (const Group& ranks : {group, group->subgroup(own)}) {
       std::optional<DeviceMesh> mesh(std::in_place, ranks, "tp");
       Slot w("w");
-      w.set(distribute(ones({3, 2}), *mesh, Shard(0), {.source = -1}));
+      w.set(distribute(ones({3, 2}), *mesh, Shard(0), kOwnData));
       auto step = compile_once([&](const Tensor& x) { return add(full_tensor(w.value()), x); });
       for (int i = 0; i < 6; ++i) EXPECT_TRUE(same_bits(step(ones({3, 2})), full({3, 2}, 2)));
       EXPECT_EQ(step.mode(), Mode::replay) << step.why();

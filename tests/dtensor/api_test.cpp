@@ -337,7 +337,7 @@ TEST(Distribute, F124_EveryLayoutOfTwoAxes) {
     const DeviceMesh mesh(group, {{"dp", 3}, {"tp", 2}});
     for (const Spec* spec : all_layouts(mesh, {Replicate(), Shard(0), Shard(1)})) {
       const Tensor whole = counting({7, 3});
-      const Tensor x = distribute(whole, spec, {.source = DistributeOptions::kOwnData});
+      const Tensor x = distribute(whole, spec, kOwnData);
       EXPECT_TRUE(same_bits(x.local(), part_of(whole, *spec))) << spec->describe();
       EXPECT_TRUE(x.local().is_contiguous());
     }
@@ -348,12 +348,11 @@ TEST(Distribute, F113_OverTwoAxesOnlyTheSourceRanksDataCounts) {
   run_ranks(6, [](const Group& group) {
     const DeviceMesh mesh(group, {{"dp", 3}, {"tp", 2}});
     for (int source : {0, 1, 4}) {
-      const Tensor x = distribute(rank_values(group, {5, 3}), mesh, {Shard(0), Shard(-1)}, {.source = source});
+      const Tensor x = distribute(rank_values(group, {5, 3}), mesh, {Shard(0), Shard(-1)}, source);
       EXPECT_TRUE(same_bits(full_tensor(x), add(counting({5, 3}), 100.0 * source))) << "source " << source;
     }
     expect_error([&] { distribute(counting({4}), mesh, {Shard(0)}); }, {"1 placements", "mesh(dp=3,tp=2)"});
-    expect_error([&] { distribute(counting({4}), mesh, {Replicate(), Shard(0)}, {.source = 6}); },
-                 {"source 6", "has 6"});
+    expect_error([&] { distribute(counting({4}), mesh, {Replicate(), Shard(0)}, 6); }, {"source 6", "has 6"});
   });
 }
 

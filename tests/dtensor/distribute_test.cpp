@@ -78,7 +78,7 @@ TEST(Distribute, F113_OnlyTheSourceRanksDataCounts) {
       const Tensor expected = counting({7, 2}, 100.0f * static_cast<float>(source));
       for (Placement placement : {Shard(0), Shard(1), Replicate()}) {
         const std::int64_t broadcasts = group->host().counts().broadcast.calls;
-        const Tensor spread = distribute(own, mesh, placement, {.source = source});
+        const Tensor spread = distribute(own, mesh, placement, source);
         EXPECT_TRUE(same_bits(full_tensor(spread), expected)) << "source " << source;
         EXPECT_EQ(group->host().counts().broadcast.calls, broadcasts + 1);
       }
@@ -91,8 +91,8 @@ TEST(Distribute, F113_OwnDataCommunicatesNothing) {
     const DeviceMesh mesh(group);
     const Tensor own = counting({7, 2}, 100.0f * static_cast<float>(group->rank()));
     const std::int64_t before = total_calls(*group);
-    const Tensor rows = distribute(own, mesh, Shard(0), {.source = DistributeOptions::kOwnData});
-    const Tensor copy = distribute(own, mesh, Replicate(), {.source = DistributeOptions::kOwnData});
+    const Tensor rows = distribute(own, mesh, Shard(0), kOwnData);
+    const Tensor copy = distribute(own, mesh, Replicate(), kOwnData);
     EXPECT_EQ(total_calls(*group), before);
     const Spec::Range range = chunk_range(7, 3, group->rank());
     EXPECT_TRUE(same_bits(rows.local(), contiguous(narrow(own, 0, range.begin, range.size()))));
@@ -124,7 +124,7 @@ TEST(Distribute, RefusalsNameWhatIsWrong) {
     expect_error([&] { distribute(whole, mesh, Shard(2)); }, {"2"});
     expect_error([&] { distribute(whole, mesh, Shard(-3)); }, {"-3"});
     expect_error([&] { distribute(Tensor::scalar(1), mesh, Shard(0)); }, {"0-d"});
-    expect_error([&] { distribute(whole, mesh, Shard(0), {.source = 2}); }, {"source 2", "mesh(dp=2)"});
+    expect_error([&] { distribute(whole, mesh, Shard(0), 2); }, {"source 2", "mesh(dp=2)"});
     const Tensor spread = distribute(whole, mesh, Shard(0));
     expect_error([&] { distribute(spread, mesh, Shard(0)); }, {"f32[4,4]{0: dp}", "already", "redistribute()"});
     expect_error([&] { full_tensor(whole); }, {"f32[4,4]", "plain tensor"});

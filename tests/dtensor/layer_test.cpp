@@ -523,7 +523,7 @@ TEST(DistLayer, F150_RanksOutsideTheMeshAreRefused) {
       const Tensor b = distribute(a, two, Shard(0));
       EXPECT_TRUE(near(full_tensor(matmul(b, transpose(b, 0, 1))), matmul(a, transpose(a, 0, 1))));
       expect_error([&] { add(rows, b); }, {"different meshes", "mesh(dp=3)", "mesh(dp=2)"});
-      expect_error([&] { distribute(a, two, Shard(0), {.source = 2}); }, {"source 2", "mesh(dp=2)"});
+      expect_error([&] { distribute(a, two, Shard(0), 2); }, {"source 2", "mesh(dp=2)"});
     }
     EXPECT_TRUE(same_bits(full_tensor(rows), a));
   });

@@ -328,7 +328,7 @@ TEST(DeviceMesh, WorkInFlightOutlivesTheMesh) {
       std::vector<Tensor> whole;
       {
         const DeviceMesh mesh(group, Axes{{"dp", 2}, {"tp", 2}});
-        for (int d : {0, 1}) whole.push_back(full_tensor(distribute(values, mesh["tp"], Shard(d), {.source = -1})));
+        for (int d : {0, 1}) whole.push_back(full_tensor(distribute(values, mesh["tp"], Shard(d), kOwnData)));
       }
       for (const Tensor& t : whole) EXPECT_TRUE(same_bits(t, values));
     }
@@ -345,7 +345,7 @@ TEST(DeviceMesh, WorkInFlightOutlivesAMeshOfOneAxis) {
     Tensor whole;
     {
       const DeviceMesh mesh(world->subgroup(mine), "tp");
-      const Tensor part = distribute(values, mesh, Shard(0), {.source = -1});
+      const Tensor part = distribute(values, mesh, Shard(0), kOwnData);
       if (world->rank() == 2) {
         is_started.wait(false);
         has_company = true;

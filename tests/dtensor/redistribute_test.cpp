@@ -254,8 +254,7 @@ TEST(Redistribute, InEveryDtype) {
 TEST(Redistribute, OnTheMetaDeviceOnlyShapesChange) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
-    const Tensor x = distribute(Tensor::empty({5, 4}, DType::bf16, Device::meta()), mesh, Shard(0),
-                                {.source = DistributeOptions::kOwnData});
+    const Tensor x = distribute(Tensor::empty({5, 4}, DType::bf16, Device::meta()), mesh, Shard(0), kOwnData);
     const Calls none = calls_of(*group, [&] {
       const Tensor y = redistribute(x, {Shard(1)});
       EXPECT_EQ(describe(y), "bf16[5,4]{1: dp}");

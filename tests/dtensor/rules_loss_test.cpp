@@ -125,7 +125,7 @@ TEST(IndexRules, F138_BatchAndColumnsCommunicateNothing) {
       const Tensor found = embedding(table.value(), ids);
       EXPECT_EQ(describe(found), rows);
       const CommCounts before = group->host().counts();
-      backward(found, {.grad = distribute(grad, mesh, Spec::from(found).placement(0), {.source = -1})});
+      backward(found, {.grad = distribute(grad, mesh, Spec::from(found).placement(0), kOwnData)});
       EXPECT_EQ(group->host().counts().all_gather.calls + group->host().counts().all_reduce.calls,
                 before.all_gather.calls + before.all_reduce.calls);
       EXPECT_EQ(describe(table.grad()), gradient);
@@ -171,11 +171,11 @@ TEST(LossRules, F135_NoTargetCounts) {
 TEST(LossRules, F135_CutClassesKeepTheDigitsOfLargeLogits) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group, "tp");
-    const Tensor targets = distribute(Tensor::from<std::int64_t>({0, 1}, {2}), mesh, Replicate(), {.source = -1});
-    const Tensor logits = distribute(full({2, 2}, 1e4), mesh, Shard(1), {.source = -1});
+    const Tensor targets = distribute(Tensor::from<std::int64_t>({0, 1}, {2}), mesh, Replicate(), kOwnData);
+    const Tensor logits = distribute(full({2, 2}, 1e4), mesh, Shard(1), kOwnData);
     EXPECT_FLOAT_EQ(full_tensor(cross_entropy(logits, targets)).item<float>(), std::numbers::ln2_v<float>);
-    const Tensor x = distribute(full({2, 1}, 100), mesh, Replicate(), {.source = -1});
-    const Tensor weight = distribute(full({2, 1}, 100), mesh, Shard(0), {.source = -1});
+    const Tensor x = distribute(full({2, 1}, 100), mesh, Replicate(), kOwnData);
+    const Tensor weight = distribute(full({2, 1}, 100), mesh, Shard(0), kOwnData);
     EXPECT_FLOAT_EQ(full_tensor(linear_cross_entropy(x, weight, targets)).item<float>(), std::numbers::ln2_v<float>);
   });
 }

@@ -94,7 +94,7 @@ TEST(ViewRules, RanksAgreeOnWhatIsDense) {
           std::iota(order.begin(), order.end(), 0);
           do {
             const Tensor whole = permute(zeros(shape), order);
-            const Tensor x = permute(distribute(zeros(shape), mesh, Shard(cut), {.source = -1}), order);
+            const Tensor x = permute(distribute(zeros(shape), mesh, Shard(cut), kOwnData), order);
             EXPECT_EQ(x.is_contiguous(), whole.is_contiguous()) << describe(x);
             for (int d = 0; d < shape.size(); ++d)
               EXPECT_TRUE(x.size(d) == 1 || x.strides()[d] == whole.strides()[d]) << describe(x) << " dim " << d;

@@ -46,7 +46,7 @@ void expect_same_pass(M& spread, M& reference, const Tensor& x, const DeviceMesh
                       const Expected& backward_counts) {
   const StrictCommunication strict;
   Slot in("x", true), in_reference("x", true);
-  in.set(distribute(x, mesh, Replicate(), {.source = DistributeOptions::kOwnData}));
+  in.set(distribute(x, mesh, Replicate(), kOwnData));
   in_reference.set(x);
   CommCounter counter;
   Tensor out = spread(in.value());
@@ -54,8 +54,7 @@ void expect_same_pass(M& spread, M& reference, const Tensor& x, const DeviceMesh
   Tensor expected = reference(in_reference.value());
   EXPECT_TRUE(near(whole(out), expected, 1e-5));
   const Tensor cotangent = noise(expected.shape(), "cotangent");
-  const Tensor spread_cotangent =
-      redistribute(distribute(cotangent, mesh, Replicate(), {.source = DistributeOptions::kOwnData}), &Spec::from(out));
+  const Tensor spread_cotangent = redistribute(distribute(cotangent, mesh, Replicate(), kOwnData), &Spec::from(out));
   counter.clear();
   backward(out, {.grad = spread_cotangent});
   expect_counts(counter, backward_counts, mesh.size(), "backward");
@@ -166,7 +165,7 @@ TEST(TensorParallel, F151_PlainInputsAndMicroBatches) {
     for (int micro = 0; micro < 3; ++micro) {
       const Tensor out = mlp(in.value()), expected = reference(in_reference.value());
       const Tensor cotangent = noise(expected.shape(), fmt::format("g{}", micro));
-      backward(out, {.grad = distribute(cotangent, mesh, Replicate(), {.source = DistributeOptions::kOwnData})});
+      backward(out, {.grad = distribute(cotangent, mesh, Replicate(), kOwnData)});
       backward(expected, {.grad = cotangent});
     }
     EXPECT_FALSE(in.grad().is_distributed());
@@ -228,8 +227,7 @@ TEST(TensorParallel, F153_EmbeddingsCutByRowsOrColumns) {
         EXPECT_EQ(Spec::from(out).placement(0), rows ? Replicate() : Shard(2));
         EXPECT_TRUE(same_bits(whole(out), expected));
         const Tensor cotangent = noise(expected.shape(), "g");
-        const Tensor spread =
-            distribute(cotangent, mesh, Spec::from(out).placement(0), {.source = DistributeOptions::kOwnData});
+        const Tensor spread = distribute(cotangent, mesh, Spec::from(out).placement(0), kOwnData);
         counter.clear();
         backward(out, {.grad = spread});
         expect_counts(counter, {}, ranks, "backward");
@@ -354,7 +352,7 @@ TEST(TensorParallel, F154_TiedParametersAreCutOnce) {
     reference.materialize();
     const StrictCommunication strict;
     const Tensor ids = ids_of({2, 3}, 6), cotangent = noise({2, 3, 6}, "g");
-    backward(tied(ids), {.grad = distribute(cotangent, mesh, Shard(2), {.source = DistributeOptions::kOwnData})});
+    backward(tied(ids), {.grad = distribute(cotangent, mesh, Shard(2), kOwnData)});
     backward(reference(ids), {.grad = cotangent});
     expect_same_gradients(tied, reference);
   });
@@ -372,9 +370,7 @@ TEST(TensorParallel, F155_PreparedInputsAndOutputs) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group, "tp");
     const Tensor a = noise({4, 6}, "a"), b = noise({4, 6}, "b");
-    const auto spread = [&](const Tensor& t, Placement p) {
-      return distribute(t, mesh, p, {.source = DistributeOptions::kOwnData});
-    };
+    const auto spread = [&](const Tensor& t, Placement p) { return distribute(t, mesh, p, kOwnData); };
     {
       Pairs pairs;
       nn::parallelize(pairs, mesh,
@@ -392,8 +388,8 @@ TEST(TensorParallel, F155_PreparedInputsAndOutputs) {
     {
       Pairs pairs;  // by position, results as plain parts
       nn::parallelize(pairs, mesh,
-                      {{"", nn::prepare_input(
-                                {.from = nn::Style::Layouts::at({{1, Replicate()}}), .to = nn::Style::Layouts::at({{1, Shard(0)}})})},
+                      {{"", nn::prepare_input({.from = nn::Style::Layouts::at({{1, Replicate()}}),
+                                               .to = nn::Style::Layouts::at({{1, Shard(0)}})})},
                        {"", nn::prepare_output({.to = nn::Style::Layouts::at({{1, Replicate()}}), .local = true})}});
       const auto [x, y] = pairs(a, b, 3, Tensor());
       EXPECT_EQ(pairs.seen, "f32[4,6] f32[4,6]{0: tp} none");
@@ -430,7 +426,7 @@ TEST(TensorParallel, F155_TensorsOfAnotherMeshAreRefused) {
     nn::GeluMlp mlp(mlp_sizes(4, 4, false));
     nn::parallelize(mlp, mesh, kMlpPlan);
     mlp.materialize();
-    const Tensor x = distribute(ones({2, 4}), other, Replicate(), {.source = DistributeOptions::kOwnData});
+    const Tensor x = distribute(ones({2, 4}), other, Replicate(), kOwnData);
     expect_error([&] { mlp(x); }, {"input 0 of module \"up\"", "mesh(other=2)", "mesh(tp=2)"});
     group->reset();
   });

@@ -34,7 +34,6 @@ using Draws = std::mt19937_64;  // of one item: the same on all ranks
 using MakeItem = std::function<void(Draws& draws)>;
 using Group = std::shared_ptr<ProcessGroup>;
 constexpr int kRanks = 2;
-constexpr DistributeOptions kOwn{.source = DistributeOptions::kOwnData};
 
 /// From 0 to `count` - 1.
 std::int64_t below(std::int64_t count, Draws& draws) {
@@ -57,8 +56,8 @@ MakeItem begin_layouts(const Group& group) {
       const Tensor x = from_local(zeros({here, 2}), ragged, {.shape = Shape{all, 2}});
       redistribute(mul(x + x, 0.5), {placement(draws), Replicate()});
     } else {
-      const Tensor x = distribute(zeros({all, 3}), ragged, kOwn);
-      const Tensor y = distribute(zeros({3, 2}), mesh, {placement(draws), placement(draws)}, kOwn);
+      const Tensor x = distribute(zeros({all, 3}), ragged, kOwnData);
+      const Tensor y = distribute(zeros({3, 2}), mesh, {placement(draws), placement(draws)}, kOwnData);
       full_tensor(matmul(x, redistribute(y, {Replicate(), Replicate()})));
     }
   };
@@ -148,7 +147,7 @@ MakeItem begin_recordings(const Group& group) {
         {.compare = false});
     const std::int64_t rows[] = {below(200, draws), 2 + below(200, draws)};
     const auto ragged = Spec::of(mesh, Shard(0))->with_rows(0, rows);
-    const Tensor in[] = {zeros({rows[1], 6}), distribute(zeros({rows[0] + rows[1]}), ragged, kOwn)};
+    const Tensor in[] = {zeros({rows[1], 6}), distribute(zeros({rows[0] + rows[1]}), ragged, kOwnData)};
     for (int call = 0; call < 3; ++call) step(in);
   };
 }
