@@ -88,7 +88,7 @@ const Spec* spec_of_gradient(std::string_view what, const Spec& spec, int ndim,
   return grad;
 }
 
-Shape global_shape(const Tensor& local, const Spec& spec, const FromLocalOptions& options) {
+Shape global_shape(const Tensor& local, const Spec& spec, const LocalOptions& options) {
   constexpr std::int64_t kNone = 0;
   Shape shape = local.shape();
   if (!options.shape) {
@@ -116,7 +116,7 @@ void check_dims(const Tensor& local, const Spec& spec) {
 }
 
 // All ranks enter the check, also those that already know of an error: otherwise their peers would hang in it.
-Shape checked_shape(const Tensor& local, const Spec& spec, const FromLocalOptions& options) {
+Shape checked_shape(const Tensor& local, const Spec& spec, const LocalOptions& options) {
   Shape shape = options.shape && options.shape->size() == local.ndim() ? *options.shape : local.shape();
   std::string problem;
   try {
@@ -182,7 +182,7 @@ constinit const PlacementRow op::to_local{
     run_to_local,
 };
 
-Tensor from_local(Tensor local, const Spec* spec, const FromLocalOptions& options) {
+Tensor from_local(Tensor local, const Spec* spec, const LocalOptions& options) {
   check(!local.is_distributed(), "from_local: {} is distributed already; redistribute() changes its layout", local);
   check(spec != nullptr, "from_local of {} is given no layout: make one with Spec::of()", local);
   if (!options.run_check) check_dims(local, *spec);
@@ -192,7 +192,7 @@ Tensor from_local(Tensor local, const Spec* spec, const FromLocalOptions& option
 }
 
 Tensor from_local(Tensor local, const DeviceMesh& mesh, std::span<const Placement> placements,
-                  const FromLocalOptions& options) {
+                  const LocalOptions& options) {
   const Spec* spec = nullptr;
   try {
     spec = Spec::of(mesh, normalize_placements(placements, local.ndim()));
@@ -203,10 +203,11 @@ Tensor from_local(Tensor local, const DeviceMesh& mesh, std::span<const Placemen
   return from_local(std::move(local), spec, options);
 }
 
-Tensor to_local(Tensor x, const ToLocalOptions& options) {
+Tensor to_local(Tensor x, const LocalOptions& options) {
   const Spec& spec = Spec::from(x);
+  check(!options.shape, "to_local: a shape is for from_local(); {} has its own", x);
   const Spec* grad = spec_of_gradient("to_local of", spec, x.ndim(), options.grad_placements);
-  const ToLocalAttrs attrs{grad, options.check_gradient};
+  const ToLocalAttrs attrs{grad, options.run_check};
   return call(op::to_local, attrs, std::move(x));
 }
 
@@ -217,7 +218,7 @@ Tensor mean_over(const Tensor& x, const DeviceMesh& mesh) {
   return all_reduce(x.local().detach(), mesh.ndim() == 1 ? mesh.group() : *mesh.joint_group(axes), ReduceKind::avg);
 }
 
-Tensor full_tensor(Tensor x, const ToLocalOptions& options) {
+Tensor full_tensor(Tensor x, const LocalOptions& options) {
   const PurposeScope purpose("full_tensor");
   const Spec* replicated = Spec::replicate(Spec::from(x).mesh());
   return to_local(redistribute(std::move(x), replicated), options);

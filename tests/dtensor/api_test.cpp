@@ -61,7 +61,7 @@ TEST(FromLocal, F120_UnevenPartsNeedTheShape) {
       const Tensor whole = counting({5, 2});
       const Spec* rows = Spec::of(mesh, Shard(0));
       const Tensor part = part_of(whole, *rows);
-      const Tensor x = from_local(part, mesh, {Shard(0)}, {.shape = Shape{5, 2}, .run_check = true});
+      const Tensor x = from_local(part, mesh, {Shard(0)}, {.run_check = true, .shape = Shape{5, 2}});
       EXPECT_TRUE(same_bits(full_tensor(x), whole));
       // Without the shape every rank takes the others' shards for as long as its own: the check sees that they are
       // not.
@@ -93,7 +93,7 @@ TEST(FromLocal, F120_TheCheckFindsWhatRanksDoNotAgreeOn) {
     const bool odd_one = group->rank() == 2;
     const auto expect_refused = [&](const Tensor& local, Placement p, std::optional<Shape> shape,
                                     std::initializer_list<std::string_view> parts) {
-      expect_error([&] { from_local(local, mesh, {p}, {.shape = shape, .run_check = true}); }, parts);
+      expect_error([&] { from_local(local, mesh, {p}, {.run_check = true, .shape = shape}); }, parts);
     };
     expect_refused(counting({odd_one ? 3 : 2, 2}), Shard(0), {}, {"from_local", "rank 2", "f32[3,2]", "f32[9,2]"});
     expect_refused(cast(counting({2}), odd_one ? DType::bf16 : DType::f32), Shard(0), {}, {"rank 2", "bf16[2]"});
@@ -115,7 +115,7 @@ TEST(FromLocal, F120_TheCheckKnowsWhoHoldsCopies) {
     const Tensor whole = counting({5, 3});
     for (const Spec* spec : all_layouts(mesh, {Replicate(), Shard(0), Shard(1), Partial()})) {
       const Tensor part = part_of(whole, *spec);
-      EXPECT_EQ(from_local(part, spec, {.shape = Shape{5, 3}, .run_check = true}).layout(), spec);
+      EXPECT_EQ(from_local(part, spec, {.run_check = true, .shape = Shape{5, 3}}).layout(), spec);
     }
     const Spec* columns = Spec::of(mesh, {Replicate(), Shard(0)});
     const Tensor wrong = add(counting({2}), group->rank() == 3 ? 1 : 0);
@@ -245,6 +245,7 @@ TEST(ToLocal, F121_TheGradientMayNotBeCutOtherwise) {
     const Tensor copies = laid_out(counting({4, 4}), Spec::of(mesh, Replicate()));
     expect_error([&] { to_local(copies, {.grad_placements = {{Partial(ReduceKind::avg)}}}); }, {"{avg dp}", "summed"});
     expect_error([&] { to_local(counting({4})); }, {"plain tensor"});
+    expect_error([&] { to_local(rows, {.shape = Shape{4, 4}}); }, {"a shape is for from_local()", "f32[4,4]{0: dp}"});
     as(Shard(-2));
   });
 }
@@ -255,7 +256,7 @@ TEST(ToLocal, F121_TheCheckFindsReplicatedGradientsThatDiffer) {
     const auto run = [&](const Tensor& factor, std::vector<Placement> grad) {
       Slot slot("x", /*requires_grad=*/true);
       slot.set(laid_out(counting({2, 2}), Spec::of(mesh, Replicate())));
-      const Tensor x = to_local(slot.value(), {.grad_placements = grad, .check_gradient = true});
+      const Tensor x = to_local(slot.value(), {.grad_placements = grad, .run_check = true});
       backward(sum(mul(x, factor)));
     };
     run(counting({2, 2}), {Replicate()});

@@ -18,10 +18,10 @@ TEST(GhostDTensor, PartsAreCheckedByTheirOwnRankAlone) {
   const DeviceMesh mesh(make_ghost_group(2, 3), "dp");
   const Tensor part = zeros({1, 2});
   CommCounter counter;
-  const Tensor x = from_local(part, mesh, {Shard(0)}, {.shape = Shape{5, 2}, .run_check = true});
+  const Tensor x = from_local(part, mesh, {Shard(0)}, {.run_check = true, .shape = Shape{5, 2}});
   EXPECT_EQ(x.shape(), Shape({5, 2}));
   EXPECT_EQ(counter.of(comm::CommOp::all_gather).calls, 1) << "the row that real ranks compare";
-  expect_error([&] { from_local(part, mesh, {Shard(0)}, {.shape = Shape{9, 2}, .run_check = true}); },
+  expect_error([&] { from_local(part, mesh, {Shard(0)}, {.run_check = true, .shape = Shape{9, 2}}); },
                {"from_local", "f32[1,2]", "[9,2]"});
 }
 
