@@ -22,7 +22,7 @@
 
 #include "runtime/comm/board/heartbeat.h"
 #include "runtime/comm/board/shm_group.h"
-#include "runtime/comm/board/thread_group.h"
+#include "runtime/comm/board/thread_group_options.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/running_op.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "runtime/comm/board/shm_group.h"
-#include "runtime/comm/board/thread_group.h"
+#include "runtime/comm/board/thread_group_options.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/lanes.h"
 #include "runtime/exec/context.h"

@@ -14,7 +14,7 @@
 #include "nn/parallel/shard/wrap/summon.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/board/shm_group.h"
-#include "runtime/comm/board/thread_group.h"
+#include "runtime/comm/board/thread_group_options.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"

@@ -9,7 +9,7 @@
 
 #include "nn/parallel/shard/wrap/print_units.h"
 #include "runtime/comm/board/shm_group.h"
-#include "runtime/comm/board/thread_group.h"
+#include "runtime/comm/board/thread_group_options.h"
 #include "runtime/comm/job/rank.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"

@@ -5,6 +5,7 @@
 
 #include "runtime/comm/board/board_group.h"
 #include "runtime/comm/board/exchange.h"
+#include "runtime/comm/board/thread_group_options.h"
 
 namespace sherd {
 
@@ -56,6 +57,10 @@ std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size, const Th
     groups.push_back(std::make_shared<comm::BoardGroup>("thread", memory, options));
   }
   return groups;
+}
+
+std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size) {
+  return make_thread_groups(size, ThreadGroupOptions());
 }
 
 std::shared_ptr<ProcessGroup> make_single_group() {

@@ -1,26 +1,14 @@
 #pragma once
 // Ranks as threads of one process: for tests and debugging, with the same semantics as processes.
-#include <chrono>
-#include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "runtime/comm/group/process_group.h"
 
 namespace sherd {
 
-struct ThreadGroupOptions {
-  /// Called with who is missing, in which call and since when, on a thread that waits; empty: waits are silent.
-  std::function<void(const std::string& text)> say{};
-  /// How long a wait is before it says so; then each time when it is twice as old.
-  std::chrono::nanoseconds say_after = std::chrono::milliseconds(4500);
-  /// Ranks that wait for each other are told so when they are found to in two looks, this apart; 0: none looks.
-  std::chrono::nanoseconds look = std::chrono::seconds(2);
-};
-
 /// Element r is the handle of rank r. Each handle belongs to one thread; dropping it tells the peers that this rank has
 /// left, so a rank that ends early makes the others raise instead of waiting. Throws Error unless 1 <= size <= 252.
-std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size, const ThreadGroupOptions& options = {});
+std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size);
 
 }  // namespace sherd
