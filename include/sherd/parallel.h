@@ -13,7 +13,6 @@
 #include "nn/parallel/extensions/int8_reduce.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
 #include "nn/parallel/shard/wrap/no_sync.h"
-#include "nn/parallel/shard/wrap/pending_gradients.h"
 #include "nn/parallel/shard/wrap/print_units.h"
 #include "nn/parallel/shard/wrap/summon.h"
 #include "nn/parallel/shard/wrap/unit_rules.h"

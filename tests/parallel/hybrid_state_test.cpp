@@ -6,7 +6,7 @@
 
 #include "nn/checkpoint/full/full_state.h"
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard/wrap/pending_gradients.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/lanes.h"
 #include "runtime/exec/hazards.h"
@@ -197,7 +197,7 @@ TEST(HybridState, GradientsMayAddUpOverBothAxes) {
         const Tensor x = batch_of(12, 5, static_cast<std::uint64_t>(micro), "x");
         backward(mul(sum(net(slice_of(x, *group))), static_cast<double>(group->size())));
         backward(sum(reference(x)));
-        EXPECT_TRUE(nn::pending_gradients(net).empty());
+        EXPECT_TRUE(nn::units(net).pending_gradients().empty());
         EXPECT_EQ(describe(net.head.weight.grad()), describe(net.head.weight.value()));
       }
       EXPECT_EQ(counts_since(dp, mesh.group("dp")).reduce_scatter.calls, 3 * kUnits);

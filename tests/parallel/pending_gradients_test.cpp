@@ -1,6 +1,6 @@
 // Gradients that wait for a reduction, looked at, changed, dropped and reduced by hand. Oracles: a plain model that
 // trains on this rank's rows alone, one on the whole batch, and reductions inside of a pass, bit for bit.
-#include "nn/parallel/shard/wrap/pending_gradients.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 
 #include <gtest/gtest.h>
 
@@ -66,7 +66,7 @@ std::int64_t all_calls(const DeviceMesh& mesh) {
 /// The tensors themselves, in the order of pending_gradients().
 std::vector<const TensorImpl*> pending_tensors(nn::Module& net) {
   std::vector<const TensorImpl*> list;
-  for (const nn::PendingGradient& g : nn::pending_gradients(net))
+  for (const nn::Units::PendingGradient& g : nn::units(net).pending_gradients())
     list.push_back((g.full.defined() ? g.full.local() : g.shard).impl());
   return list;
 }
@@ -80,15 +80,15 @@ void expect_same_gradient_bits(const nn::Module& a, const nn::Module& b) {
 void expect_pending_seen(const Group& group, const Grid& grid) {
   const DeviceMesh mesh = grid.mesh(group);
   WaitingNets nets(group, mesh);
-  EXPECT_TRUE(nn::pending_gradients(nets.net).empty());
+  EXPECT_TRUE(nn::units(nets.net).pending_gradients().empty());
   nn::units(nets.net).set_requires_gradient_sync(false);
   std::vector<const TensorImpl*> first;
   for (int micro = 0; micro < 3; ++micro) {
     nets.backward_all(micro);
     const std::int64_t before = all_calls(mesh);
-    const std::vector<nn::PendingGradient> pending = nn::pending_gradients(nets.net);
+    const std::vector<nn::Units::PendingGradient> pending = nn::units(nets.net).pending_gradients();
     EXPECT_EQ(pending.size(), nets.net.parameters().size());
-    for (const nn::PendingGradient& g : pending) {
+    for (const nn::Units::PendingGradient& g : pending) {
       EXPECT_TRUE(near(g.full, nets.local_gradient(*g.parameter), 1e-5)) << g.parameter->name();
       EXPECT_EQ(g.kind, ReduceKind::avg);
       EXPECT_FALSE(g.shard.defined());
@@ -98,10 +98,10 @@ void expect_pending_seen(const Group& group, const Grid& grid) {
     EXPECT_EQ(pending_tensors(nets.net), first) << "micro-batch " << micro;
     EXPECT_EQ(all_calls(mesh), before);
   }
-  EXPECT_EQ(nn::pending_gradients(*nets.net.blocks.items()[0]).size(), 2) << "of this module alone";
+  EXPECT_EQ(nn::units(*nets.net.blocks.items()[0]).pending_gradients().size(), 2) << "of this module alone";
   nn::units(nets.net).set_requires_gradient_sync(true);
   nn::finalize_backward(nets.net).wait();
-  EXPECT_TRUE(nn::pending_gradients(nets.net).empty());
+  EXPECT_TRUE(nn::units(nets.net).pending_gradients().empty());
   expect_same_gradients(nets.net, nets.reference);
 }
 
@@ -123,7 +123,7 @@ TEST(FullyShard, F170_ReducingByHandIsReducingInAPassBitForBit) {
           nn::units(in_pass.net).set_requires_gradient_sync(micro == 2);
           in_pass.backward_sharded(micro);
           by_hand.backward_sharded(micro);
-          for (const nn::PendingGradient& g : nn::pending_gradients(by_hand.net))
+          for (const nn::Units::PendingGradient& g : nn::units(by_hand.net).pending_gradients())
             EXPECT_EQ(g.full.dtype(), DType::f32) << "of the reduction";
         }
         nn::units(by_hand.net).set_requires_gradient_sync(true);
@@ -142,7 +142,8 @@ TEST(FullyShard, F170_WhatIsWrittenIsReduced) {
       WaitingNets nets(group, DeviceMesh(group), is_bf16);
       nn::units(nets.net).set_requires_gradient_sync(false);
       nets.backward_sharded(0);
-      for (nn::PendingGradient& g : nn::pending_gradients(nets.net)) fill_into(g.full, group->rank() + 1);
+      for (nn::Units::PendingGradient& g : nn::units(nets.net).pending_gradients())
+        fill_into(g.full, group->rank() + 1);
       nn::units(nets.net).set_requires_gradient_sync(true);
       nn::finalize_backward(nets.net).wait();
       for (const nn::Parameter* p : nets.net.parameters())
@@ -159,11 +160,11 @@ TEST(FullyShard, F170_ClearingDropsWhatWaits) {
       nn::units(nets.net).set_requires_gradient_sync(false);
       nets.backward_sharded(0);
       nets.net.head.weight.clear_grad();
-      const std::vector<nn::PendingGradient> rest = nn::pending_gradients(nets.net);
+      const std::vector<nn::Units::PendingGradient> rest = nn::units(nets.net).pending_gradients();
       EXPECT_EQ(rest.size(), nets.net.parameters().size() - 1);
-      for (const nn::PendingGradient& g : rest) EXPECT_NE(g.parameter, &nets.net.head.weight);
+      for (const nn::Units::PendingGradient& g : rest) EXPECT_NE(g.parameter, &nets.net.head.weight);
       optimizer.clear_gradients();
-      EXPECT_TRUE(nn::pending_gradients(nets.net).empty());
+      EXPECT_TRUE(nn::units(nets.net).pending_gradients().empty());
       for (WaitingNets* each : {&nets, &fresh}) {
         nn::units(each->net).set_requires_gradient_sync(true);
         each->backward_sharded(1);
@@ -182,12 +183,12 @@ TEST(FullyShard, F170_ShardsThatReplicasHaveNotSummed) {
     for (int micro = 0; micro < 2; ++micro) {
       nets.backward_all(micro);
       const std::int64_t before = all_calls(mesh);
-      const std::vector<nn::PendingGradient> pending = nn::pending_gradients(nets.net);
+      const std::vector<nn::Units::PendingGradient> pending = nn::units(nets.net).pending_gradients();
       if (micro == 0) first = pending_tensors(nets.net);
       EXPECT_EQ(pending_tensors(nets.net), first);
       EXPECT_EQ(all_calls(mesh), before);
       EXPECT_EQ(pending.size(), nets.net.parameters().size());
-      for (const nn::PendingGradient& g : pending) {
+      for (const nn::Units::PendingGradient& g : pending) {
         const GradMode off(false);
         const Tensor sum_over_dp =
             all_reduce(mul(nets.local_gradient(*g.parameter).detach(), 0.25), mesh.group("dp"), ReduceKind::sum);
@@ -198,7 +199,7 @@ TEST(FullyShard, F170_ShardsThatReplicasHaveNotSummed) {
     }
     nn::units(nets.net).set_requires_all_reduce(true);
     nn::finalize_backward(nets.net).wait();
-    EXPECT_TRUE(nn::pending_gradients(nets.net).empty());
+    EXPECT_TRUE(nn::units(nets.net).pending_gradients().empty());
     expect_same_gradients(nets.net, nets.reference);
     const std::int64_t before = all_calls(mesh);
     nn::finalize_backward(nets.net).wait();
@@ -223,10 +224,10 @@ TEST(FullyShard, F170_BesideTensorParallelismWhatWaitsIsDistributed) {
       if (micro == 0) first = pending_tensors(net);
       EXPECT_EQ(pending_tensors(net), first);
     }
-    const std::vector<nn::PendingGradient> pending = nn::pending_gradients(net);
+    const std::vector<nn::Units::PendingGradient> pending = nn::units(net).pending_gradients();
     EXPECT_EQ(pending.size(), net.parameters().size());
     const auto plain = local.named_parameters();
-    for (const nn::PendingGradient& g : pending) {
+    for (const nn::Units::PendingGradient& g : pending) {
       ASSERT_TRUE(g.full.is_distributed()) << g.parameter->name();
       if (g.parameter == &net.blocks.items()[0]->up.weight) { EXPECT_EQ(describe(g.full), "f32[8,5]{0: tp}"); }
       for (const auto& [name, p] : plain) {
@@ -263,11 +264,11 @@ TEST(FullyShard, F170_F203_NothingWaitsForParametersThatWereDestroyed) {
     const Tensor x = batch_of(4, 6, 0, "x");
     backward(sum(square(net(x))));
     backward(sum(square(reference(x))));
-    EXPECT_EQ(nn::pending_gradients(net).size(), 4u);
+    EXPECT_EQ(nn::units(net).pending_gradients().size(), 4u);
     net.beside.reset();
-    const std::vector<nn::PendingGradient> pending = nn::pending_gradients(net);
+    const std::vector<nn::Units::PendingGradient> pending = nn::units(net).pending_gradients();
     EXPECT_EQ(pending.size(), 2u);
-    for (const nn::PendingGradient& g : pending) {
+    for (const nn::Units::PendingGradient& g : pending) {
       const nn::Linear &mine = net.own.linear_layer, &theirs = reference.own.linear_layer;
       ASSERT_TRUE(g.parameter == &mine.weight || g.parameter == mine.bias);
       const nn::Parameter& expected = g.parameter == mine.bias ? *theirs.bias : theirs.weight;
@@ -276,7 +277,7 @@ TEST(FullyShard, F170_F203_NothingWaitsForParametersThatWereDestroyed) {
     }
     nn::units(net).set_requires_gradient_sync(true);
     nn::finalize_backward(net).wait();
-    EXPECT_TRUE(nn::pending_gradients(net).empty());
+    EXPECT_TRUE(nn::units(net).pending_gradients().empty());
     expect_same_gradients(net, reference);
   });
 }
@@ -284,7 +285,7 @@ TEST(FullyShard, F170_F203_NothingWaitsForParametersThatWereDestroyed) {
 TEST(FullyShard, F170_WhatWaitsIsSeenBetweenPassesOnly) {
   run_ranks(1, [](const Group& group) {
     WaitingNets nets(group, DeviceMesh(group));
-    nets.net.head.weight.on_grad_accumulated([&](Slot&) { nn::pending_gradients(nets.net); });
+    nets.net.head.weight.on_grad_accumulated([&](Slot&) { nn::units(nets.net).pending_gradients(); });
     expect_error([&] { nets.backward_sharded(0); }, {"pending_gradients", "a backward pass is running"});
   });
 }

@@ -5,8 +5,8 @@
 #include "compile/compile.h"
 #include "nn/checkpoint/model_saves.h"
 #include "nn/optim/adamw.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "nn/parallel/shard/wrap/no_sync.h"
-#include "nn/parallel/shard/wrap/pending_gradients.h"
 #include "nn/plan/training_plan.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/job/world.h"
@@ -82,7 +82,7 @@ TEST(ShortForms, BackwardPassesInNoSyncReduceNothing) {
         std::optional<nn::NoSync> no_sync;
         if (m == 0) no_sync.emplace(scoped.net);
         backward(sum(scoped.net(x)));
-        EXPECT_EQ(nn::pending_gradients(scoped.net).empty(), m == 1);
+        EXPECT_EQ(nn::units(scoped.net).pending_gradients().empty(), m == 1);
       }
       nn::units(told.net).set_requires_gradient_sync(m == 1);
       backward(sum(told.net(x)));

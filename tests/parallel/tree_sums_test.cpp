@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "nn/parallel/extensions/int8_reduce.h"
-#include "nn/parallel/shard/wrap/pending_gradients.h"
+#include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/uneven_net.h"
 #include "tests/support/compile_once.h"
@@ -96,14 +96,14 @@ TEST(TreeSums, ASumWaitsForEachDigit) {
       backward(loss_of_leaf(net, passes));
       const std::int64_t waits = held(MemoryCategory::gradients) - none;
       const int digits = std::popcount(static_cast<unsigned>(passes));
-      EXPECT_EQ(std::ssize(nn::pending_gradients(net)), digits * std::ssize(net.parameters()));
+      EXPECT_EQ(std::ssize(nn::units(net).pending_gradients()), digits * std::ssize(net.parameters()));
       EXPECT_GE(waits, digits * one) << passes;
       EXPECT_LE(waits, digits * (one + 64 * std::ssize(net.parameters()))) << passes;
     }
-    EXPECT_EQ(nn::pending_gradients(net).size(), net.parameters().size());
+    EXPECT_EQ(nn::units(net).pending_gradients().size(), net.parameters().size());
     nn::units(net).set_requires_gradient_sync(true);
     nn::finalize_backward(net);
-    EXPECT_EQ(nn::pending_gradients(net).size(), 0U);
+    EXPECT_EQ(nn::units(net).pending_gradients().size(), 0U);
   });
 }
 
@@ -113,9 +113,9 @@ TEST(TreeSums, AStepThatIsLeftDropsThemAll) {
     const std::int64_t none = held(MemoryCategory::gradients);
     nn::units(training.net).set_requires_gradient_sync(false);
     for (int m = 0; m < 3; ++m) backward(loss_of_leaf(training.net, m));
-    EXPECT_FALSE(nn::pending_gradients(training.net).empty());
+    EXPECT_FALSE(nn::units(training.net).pending_gradients().empty());
     nn::reset_after_error(training.net);
-    EXPECT_TRUE(nn::pending_gradients(training.net).empty());
+    EXPECT_TRUE(nn::units(training.net).pending_gradients().empty());
     EXPECT_EQ(held(MemoryCategory::gradients), none);
   });
 }
@@ -173,7 +173,7 @@ TEST(TreeSums, PassesMayBeCapturedApart) {
           for (Net* net : {&eager.net, &captured.net}) nn::units(*net).set_requires_gradient_sync(is_last);
           EXPECT_TRUE(same_bits(is_last ? last(x, x) : micro(x, x), pass(eager, x, is_last)))
               << passes << " pass " << m;
-          EXPECT_TRUE(!is_last || nn::pending_gradients(captured.net).empty()) << passes;
+          EXPECT_TRUE(!is_last || nn::units(captured.net).pending_gradients().empty()) << passes;
           const auto a = captured.net.parameters(), e = eager.net.parameters();
           for (std::size_t i = 0; is_last && i < a.size(); ++i)
             EXPECT_TRUE(same_bits(a[i]->value().local(), e[i]->value().local())) << a[i]->name() << " after " << passes;

@@ -1,5 +1,4 @@
-#include "nn/parallel/shard/wrap/pending_gradients.h"
-
+#include "nn/parallel/shard/wrap/unit_handle.h"
 #include "nn/parallel/shard/wrap/wrap.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/rows/ops.h"
@@ -7,11 +6,11 @@
 
 namespace sherd::nn {
 
-std::vector<PendingGradient> pending_gradients(Module& module) {
+std::vector<Units::PendingGradient> Units::pending_gradients() const {
   check(!in_backward(), "pending_gradients: a backward pass is running; look between passes");
   std::vector<PendingGradient> pending;
-  for (const Wrap* wrap : wraps_below(module))
-    for (const auto& unit : wrap->units)
+  for (const UnitHandle& handle : units_)
+    for (const auto& unit : handle.wrap().units)
       for (const std::size_t i : indices(unit->pieces)) {
         const HeldGradients* const held = unit->arrival().held();
         PendingGradient gradient{.parameter = unit->pieces.parameter(i), .shard = unit->arrival()[i].unsummed()};

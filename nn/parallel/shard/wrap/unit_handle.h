@@ -12,6 +12,7 @@
 #include "nn/module.h"
 #include "nn/parallel/shard/gather/unit_gather.h"
 #include "nn/parallel/shard/unit/policy.h"
+#include "runtime/comm/group/reduce_kind.h"
 #include "runtime/op/unit/unit_layout.h"
 
 namespace sherd::nn {
@@ -130,6 +131,7 @@ class UnitHandle {
   void set_all_reduce_hook(AllReduceHook hook) const;
 
  private:
+  friend class Units;
   Wrap& wrap() const;
   static std::vector<std::weak_ptr<Wrap>> wraps_of(const std::vector<UnitHandle>& units);
   std::weak_ptr<Wrap> wrap_;
@@ -158,6 +160,34 @@ class Units {
   const UnitHandle& operator[](std::size_t i) const { return units_[i]; }
   auto begin() const { return units_.begin(); }
   auto end() const { return units_.end(); }
+
+  /// What earlier passes have left of one parameter's gradient to a later one.
+  struct PendingGradient {
+    Parameter* parameter = nullptr;
+    /// Sum of this rank's full gradients of passes with set_requires_gradient_sync() off, placed as the parameter is
+    /// when gathered (plain, or distributed over the axis of tensor parallelism), in the type of the reduction; a view
+    /// of it where leading dims are merged (shard_merged). Undefined if none waits.
+    Tensor full{};
+    /// What the reduction makes of `full`: an average over the data ranks, or a sum of gradients that were Partial.
+    /// Zeros for an unused parameter (reduce_unused) take the kind of the first gradient that is added to them.
+    ReduceKind kind = ReduceKind::avg;
+    /// This rank's shard of passes with set_requires_all_reduce() off: a plain tensor, reduced and scaled, but not
+    /// summed over replicas. Undefined if none waits.
+    Tensor shard{};
+  };
+  /// Parameters with gradients that wait, unit by unit; of those that add up as a tree (UnitPolicy::sums_in_tree) once
+  /// for each sum that waits, which is another one after each pass. Local, without communication; reading a tensor waits for work in flight. A parameter's tensor
+  /// (if distributed, its local one) is the same object after every further pass until it is reduced, or dropped: by
+  /// clearing the parameter's gradient, as Optimizer::clear_gradients() does, or by reset_after_error(). What is
+  /// written into it counts; a copy that is kept keeps its unit's bytes. Error within a backward pass, whose gradients
+  /// are not complete.
+  ///
+  ///   units(model).set_requires_gradient_sync(false);
+  ///   for (...) backward(...);                                                   // full gradients add up
+  ///   for (Units::PendingGradient& g : units(model).pending_gradients()) ...g.full  // may be written
+  ///   units(model).set_requires_gradient_sync(true);
+  ///   finalize_backward(model);  // reduces what waits; nothing if called again
+  std::vector<PendingGradient> pending_gradients() const;
 
   /// Blocks until gradients that are being reduced are there; throws the reduction's error. May be called any number of
   /// times, or never: reading a gradient waits too. Units that are gone by then are left out.
