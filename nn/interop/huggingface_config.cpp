@@ -55,11 +55,11 @@ constexpr std::array kLlamaFixed = {Fixed{"attention_bias", false}, Fixed{"mlp_b
 
 struct Activation {
   const char* name;
-  GeluKind gelu;
+  bool tanh_gelu;
 };
 // The first of a kind is the one that is written.
-constexpr std::array kActivations = {Activation{"gelu_new", GeluKind::tanh}, Activation{"gelu", GeluKind::erf},
-                                     Activation{"gelu_pytorch_tanh", GeluKind::tanh}};
+constexpr std::array kActivations = {Activation{"gelu_new", true}, Activation{"gelu", false},
+                                     Activation{"gelu_pytorch_tanh", true}};
 
 constexpr const char* kGptName = "GPT2LMHeadModel";
 constexpr const char* kLlamaName = "LlamaForCausalLM";
@@ -130,7 +130,7 @@ void check_eps(std::string_view key, double eps) {
 
 Gpt::Config read_gpt(const json& object) {
   Gpt::Config config;
-  config.gelu = GeluKind::tanh;
+  config.tanh_gelu = true;
   read_keys<Gpt::Config>(object, kGptKeys, config);
   check_fixed(object, kGptFixed);
   check_eps("layer_norm_epsilon", config.norm_eps);
@@ -140,7 +140,7 @@ Gpt::Config read_gpt(const json& object) {
     std::vector<std::string> names;
     for (const Activation& known : kActivations) {
       names.emplace_back(known.name);
-      if (*value == known.name) config.gelu = known.gelu;
+      if (*value == known.name) config.tanh_gelu = known.tanh_gelu;
     }
     check(std::find(names.begin(), names.end(), *value) != names.end(),
           "\"activation_function\" is {}; supported are {}", ckpt::shown(*value), fmt::join(names, ", "));
@@ -195,7 +195,7 @@ ordered_json to_json(const Gpt::Config& config) {
   if (config.hidden == 0) object["n_inner"] = 4 * config.width;
   write_fixed(kGptFixed, object);
   for (const Activation& known : kActivations)
-    if (known.gelu == config.gelu && !object.contains("activation_function"))
+    if (known.tanh_gelu == config.tanh_gelu && !object.contains("activation_function"))
       object["activation_function"] = known.name;
   return object;
 }

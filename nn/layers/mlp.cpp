@@ -5,9 +5,9 @@ namespace sherd::nn {
 GeluMlp::GeluMlp(const Options& o)
     : up(add<Linear>("up", o.width, o.hidden, Linear::Options{o.bias, o.init})),
       down(add<Linear>("down", o.hidden, o.width, Linear::Options{o.bias, o.output_init})),
-      gelu_(o.gelu) {}
+      tanh_gelu_(o.tanh_gelu) {}
 
-Tensor GeluMlp::forward(const Tensor& x) { return down(gelu(up(x), gelu_)); }
+Tensor GeluMlp::forward(const Tensor& x) { return down(tanh_gelu_ ? gelu_tanh(up(x)) : gelu(up(x))); }
 
 SwiGluMlp::SwiGluMlp(const Options& o)
     : w1(add<Linear>("w1", o.width, o.hidden, Linear::Options{false, o.init})),

@@ -10,7 +10,7 @@ class GeluMlp : public Layer<GeluMlp> {
   struct Options {
     std::int64_t width = 0, hidden = 0;
     bool bias = true;
-    GeluKind gelu = GeluKind::erf;
+    bool tanh_gelu = false;  ///< gelu_tanh() in place of gelu()
     Init init = Init::normal(0.02), output_init = Init::normal(0.02);
   };
   explicit GeluMlp(const Options& options);
@@ -19,7 +19,7 @@ class GeluMlp : public Layer<GeluMlp> {
   Linear &up, &down;
 
  private:
-  const GeluKind gelu_;
+  const bool tanh_gelu_;
 };
 
 /// w2(silu(w1(x)) * w3(x)): Llama's feed-forward.

@@ -22,7 +22,7 @@ GeluMlp::Options mlp_options(const Gpt::Config& c) {
   return {.width = c.width,
           .hidden = c.hidden ? c.hidden : 4 * c.width,
           .bias = c.bias,
-          .gelu = c.gelu,
+          .tanh_gelu = c.tanh_gelu,
           .init = Init::normal(c.init_std),
           .output_init = residual_init(c)};
 }

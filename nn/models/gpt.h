@@ -17,7 +17,7 @@ class Gpt : public LanguageModel {
     std::int64_t layers = 0, heads = 0, width = 0;
     std::int64_t hidden = 0;  ///< feed-forward width; 4 x width when 0
     bool bias = true;         ///< in linears and norms
-    GeluKind gelu = GeluKind::erf;
+    bool tanh_gelu = false;   ///< GELU by its approximation with tanh
     bool tied_head = true;
     double dropout = 0;  ///< on embeddings and on the blocks' residual updates
     double norm_eps = 1e-5;

@@ -83,13 +83,13 @@ std::unique_ptr<RecordedStep> record_model(std::shared_ptr<nn::LanguageModel> mo
 
 std::unique_ptr<RecordedStep> record_mini(const Group& group) {
   const nn::Gpt::Config config{
-      .vocabulary = 65, .tokens = 64, .layers = 4, .heads = 4, .width = 128, .gelu = GeluKind::tanh};
+      .vocabulary = 65, .tokens = 64, .layers = 4, .heads = 4, .width = 128, .tanh_gelu = true};
   return record_model(std::make_shared<nn::Gpt>(config), 4, 64, 65, group);
 }
 
 std::unique_ptr<RecordedStep> record_bigger(const Group& group) {
   const nn::Gpt::Config config{
-      .vocabulary = 256, .tokens = 256, .layers = 2, .heads = 6, .width = 384, .gelu = GeluKind::tanh};
+      .vocabulary = 256, .tokens = 256, .layers = 2, .heads = 6, .width = 384, .tanh_gelu = true};
   return record_model(std::make_shared<nn::Gpt>(config), 2, 64, 256, group);
 }
 

@@ -46,7 +46,7 @@ struct LeafNet {
     Tensor x = embedding(at["tied"], ids) + embedding(at["positions"], places);
     x = layer_norm(linear(x, at["weight"], at["bias"]), at["gain"], at["offset"], 1e-5);
     x = matmul(gelu(x), transpose(at["turned"], 0, 1));
-    x = swiglu(x, gelu(x, GeluKind::tanh));
+    x = swiglu(x, gelu_tanh(x));
     x = matmul(mul(matmul(x, at["doubled"]), at["gain"]), at["doubled"]);
     return linear_cross_entropy(rms_norm(x, at["gain"], 1e-5), at["tied"], targets, 3);
   }

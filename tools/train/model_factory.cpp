@@ -18,7 +18,7 @@ TrainConfig::Model section_of(const nn::Gpt::Config& c) {
           .positions = c.tokens,
           .vocabulary = c.vocabulary,
           .bias = c.bias,
-          .gelu = c.gelu == GeluKind::tanh ? "tanh" : "erf",
+          .gelu = c.tanh_gelu ? "tanh" : "erf",
           .tied_head = c.tied_head,
           .norm_eps = c.norm_eps};
 }
@@ -52,7 +52,7 @@ nn::LanguageModelConfig model_config(const TrainConfig::Model& m, std::int64_t d
                            .width = m.width,
                            .hidden = m.hidden,
                            .bias = m.bias,
-                           .gelu = m.gelu == "tanh" ? GeluKind::tanh : GeluKind::erf,
+                           .tanh_gelu = m.gelu == "tanh",
                            .tied_head = m.tied_head,
                            .dropout = m.dropout,
                            .norm_eps = m.norm_eps,

@@ -49,8 +49,8 @@ Tensor erf(Tensor x);
 Tensor sigmoid(Tensor x);
 Tensor relu(Tensor x);
 Tensor silu(Tensor x);
-enum class GeluKind : std::uint8_t { erf, tanh };
-Tensor gelu(Tensor x, GeluKind kind = GeluKind::erf);
+Tensor gelu(Tensor x);       ///< by erf
+Tensor gelu_tanh(Tensor x);  ///< its approximation by tanh
 /// silu(gate) * up.
 Tensor swiglu(Tensor gate, Tensor up);
 Tensor clamp(Tensor x, double low, double high);

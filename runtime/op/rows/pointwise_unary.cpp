@@ -155,8 +155,7 @@ Tensor relu(Tensor x) { return call(op::relu, {}, std::move(x)); }
 Tensor silu(Tensor x) { return call(op::silu, {}, std::move(x)); }
 Tensor logical_not(Tensor x) { return call(op::logical_not, {}, std::move(x)); }
 
-Tensor gelu(Tensor x, GeluKind kind) {
-  return call(kind == GeluKind::erf ? op::gelu : op::gelu_tanh, {}, std::move(x));
-}
+Tensor gelu(Tensor x) { return call(op::gelu, {}, std::move(x)); }
+Tensor gelu_tanh(Tensor x) { return call(op::gelu_tanh, {}, std::move(x)); }
 
 }  // namespace sherd
