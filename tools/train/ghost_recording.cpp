@@ -12,7 +12,8 @@ ir::Program recorded_on_ghost(const TrainConfig& config, int rank, int ranks, st
   const auto take = [&](TrainStep& step, int) {
     if (const ir::Program* const program = step.recorded()) recorded = *program;
   };
-  predict_peak(without, rank, ranks, data_vocabulary, {.evaluates = false, .step = options, .observe = take});
+  predict_peak(without, rank, ranks, data_vocabulary,
+               {.evaluates = false, .step = options, .batch_part = nn::drawn_by().part, .observe = take});
   return recorded;
 }
 

@@ -2,7 +2,9 @@
 // A run on a ghost of one of its ranks, for tools that look at it: at its updates, its recordings, its memory.
 #include <cstdint>
 #include <functional>
+#include <optional>
 
+#include "nn/random_rows.h"
 #include "runtime/exec/memory_log.h"
 #include "tools/train/predicted_peak.h"
 #include "tools/train/train_step.h"
@@ -13,6 +15,8 @@ struct PredictOptions {
   std::int64_t memory_limit = 0;  ///< of the ghost; 0: none. Over it predict_peak() throws OutOfMemory, as the run does
   bool evaluates = true;          ///< forwards of micro-batches without a tape, as the run's evaluations
   TrainStep::Options step{};      ///< of the ghost's updates
+  /// As nn::set_batch_part(): of a run whose mesh has lost ranks.
+  std::optional<nn::BatchPart> batch_part{};
   /// Called on the ghost with its step: before the first update, and after each, with the number of updates made.
   std::function<void(TrainStep& step, int updates)> observe{};
   /// If set, a log watches the ghost's memory, and this looks at it: in the end, or as OutOfMemory is thrown. `step` is

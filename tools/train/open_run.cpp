@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "nn/memory_names.h"
+#include "nn/random_rows.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/job/hosts.h"
 #include "runtime/comm/job/world.h"
@@ -263,9 +264,10 @@ void RunStart::build() {
                             nn::names_by_slots([&run = run_] { return run.step ? &run.step->model() : nullptr; }));
   const std::optional<nn::BatchPart> part = run_.regroup.batch_part();
   run_.rows.rank = part ? static_cast<int>(part->first) : run_.mesh->data_rank();
+  nn::set_batch_part(part);
   const bool is_loaded = initial_ || resumed_ || run_.regroup.goes_on();
   run_.step.emplace(config_, *run_.mesh, vocabulary,
-                    TrainStep::Options{.agrees = run_.regroup.survives(), .draws = !is_loaded, .batch_part = part});
+                    TrainStep::Options{.agrees = run_.regroup.survives(), .draws = !is_loaded});
 }
 
 // As as_usage(), with all that the error says: what holds the least of a budget, and where.

@@ -23,9 +23,8 @@ struct GhostRun {
   TrainStep step;
   std::optional<nn::AsyncSaver> saver{};
 
-  GhostRun(const TrainConfig& c, const nn::JobMesh& mesh, std::int64_t data_vocabulary,
-           const TrainStep::Options& options)
-      : config(c), step(c, mesh, data_vocabulary, options) {
+  GhostRun(const TrainConfig& c, const nn::JobMesh& mesh, std::int64_t data_vocabulary, const PredictOptions& options)
+      : config(c), step(c, mesh, data_vocabulary, options.step) {
     const int parts = options.batch_part ? static_cast<int>(options.batch_part->all) : mesh.num_data_ranks();
     local_batch = train::local_batch(c, parts);
     config.plan = nn::on_ranks(config.plan, parts);
@@ -60,7 +59,8 @@ PredictedPeak predict_peak(const TrainConfig& config, int rank, int ranks, std::
   TrainStep* step = nullptr;
   const auto build = [&](const nn::JobMesh& mesh) {
     config.link.shape(mesh);
-    const auto run = std::make_shared<GhostRun>(config, mesh, data_vocabulary, options.step);
+    nn::set_batch_part(options.batch_part);
+    const auto run = std::make_shared<GhostRun>(config, mesh, data_vocabulary, options);
     step = &run->step;
     nn::Rehearsal rehearsal{.update =
                                 [&options, run](std::int64_t number) {

@@ -11,6 +11,7 @@
 #include "nn/parallel/shard/wrap/fully_shard.h"
 #include "nn/plan/apply.h"
 #include "nn/plan/leaf_pass.h"
+#include "nn/random_rows.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/op/rows/ops.h"
@@ -105,7 +106,6 @@ void TrainStep::plan(std::int64_t data_vocabulary) {
         "ranks agree before each update on the host, with metrics and without offload; device = {}, metrics {}, "
         "offload = {}",
         to_string(plan.device), options_.metrics ? "on" : "off", plan.offload.text());
-  nn::set_batch_part(options_.batch_part);
   nn::set_seed({static_cast<std::uint64_t>(config_.seed)});
   nn::set_step(0);
   const nn::LanguageModelConfig architecture = model_config(config_.model, data_vocabulary);

@@ -19,7 +19,6 @@
 #include "nn/optim/loss_scaler.h"
 #include "nn/optim/schedule.h"
 #include "nn/plan/job_mesh.h"
-#include "nn/random_rows.h"
 #include "tools/train/config.h"
 
 namespace sherd::train {
@@ -42,8 +41,6 @@ class TrainStep {
     bool agrees = false;
     /// Off: parameters have memory and no values; the first update is refused until all of them are loaded.
     bool draws = true;
-    /// Where random rows are not to go by the mesh: of a run whose mesh has lost ranks (nn::set_batch_part()).
-    std::optional<nn::BatchPart> batch_part{};
   };
   /// All 0-d, on the device of the model.
   struct Result {
@@ -56,9 +53,10 @@ class TrainStep {
   /// Builds the model that config.model describes, for `data_vocabulary` tokens where it leaves that open; shards
   /// matrices over mesh.tensor(), then all parameters over mesh.data(); draws the initial values on the plan's device,
   /// the same bits on any mesh (unless options.draws is off); and makes AdamW for it. Sets the rank's seed and step of
-  /// random numbers. All ranks of the mesh make one, but without communication. Throws ExitError of kUsage, the same on
-  /// every rank: what resolve() refuses, a vocabulary that is too small, heads that do not divide by tp, ranks that
-  /// would train models of their own.
+  /// random numbers; rows of the batch are those of the mesh, unless nn::set_batch_part() has said which. All ranks of
+  /// the mesh make one, but without communication. Throws ExitError of kUsage, the same on every rank: what resolve()
+  /// refuses, a vocabulary that is too small, heads that do not divide by tp, ranks that would train models of their
+  /// own.
   TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::int64_t data_vocabulary, const Options& options);
   TrainStep(const TrainConfig& config, const nn::JobMesh& mesh, std::int64_t data_vocabulary)
       : TrainStep(config, mesh, data_vocabulary, Options()) {}
