@@ -18,9 +18,11 @@ struct BackwardOptions {
 /// creation order; several uses of a value are summed in that order. Errors carry the module of the forward call.
 void backward(const Tensor& root, const BackwardOptions& options = {});
 
-/// Runs `hook` when the gradient of `tensor` (not a slot's) is complete, before it is used; a defined result
-/// replaces it.
-void register_grad_hook(const Tensor& tensor, GradHook hook, HookOptions options = {});
+/// Runs `hook` when the gradient of `tensor` (not a slot's) is complete, before it is used; a defined result replaces
+/// it. An Error while a step is captured, whose replays would not run it.
+void register_grad_hook(const Tensor& tensor, GradHook hook);
+/// The same of a hook whose doings all go through ops and slots, which are replayed: also while a step is captured.
+void register_capturable_grad_hook(const Tensor& tensor, GradHook hook);
 
 /// Runs `callback` once when the running backward pass has delivered everything. Error outside of a pass.
 void at_end_of_backward(std::function<void()> callback);

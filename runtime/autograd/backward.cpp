@@ -285,7 +285,7 @@ class BackwardPass {
       if (at >= node.pending.size() || !node.pending[at].defined()) continue;
       check(hook->options.capturable || !context_.capture,
             "a gradient hook on the result of {} is not marked capturable, and a replayed step would not run it: "
-            "register it with {{.capturable = true}} if all it does goes through ops and slots",
+            "use register_capturable_grad_hook() if all it does goes through ops and slots",
             node.op->name);
       Tensor replaced = hook->run(node.pending[at]);
       if (!replaced.defined()) continue;
@@ -413,8 +413,13 @@ struct FunctionHook final : TensorHook {
 };
 }  // namespace
 
-void register_grad_hook(const Tensor& tensor, GradHook hook, HookOptions options) {
-  register_grad_hook(tensor, std::make_unique<FunctionHook>(tensor.output_index(), options, std::move(hook)));
+void register_grad_hook(const Tensor& tensor, GradHook hook) {
+  register_grad_hook(tensor, std::make_unique<FunctionHook>(tensor.output_index(), HookOptions(), std::move(hook)));
+}
+
+void register_capturable_grad_hook(const Tensor& tensor, GradHook hook) {
+  const HookOptions how{.capturable = true};
+  register_grad_hook(tensor, std::make_unique<FunctionHook>(tensor.output_index(), how, std::move(hook)));
 }
 
 VjpCall::VjpCall(OpNode& node, BackwardPass& pass) : attrs(node.attrs), node_(node), pass_(pass) {}

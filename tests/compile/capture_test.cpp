@@ -179,19 +179,20 @@ TEST(Capture, HooksMustBeMarkedCapturable) {
   net.train(in[0], in[1]);  // outside of a recording both run
   EXPECT_EQ(calls, 4);
 
-  const auto with_hook = [&](HookOptions options) {
+  const auto with_hook = [&](auto add_hook) {
     Slot w("w", true);
     w.set(Tensor::scalar(2));
     capture({}, [&]() -> std::vector<Tensor> {
       const Tensor y = w.value() * 3.0;
-      register_grad_hook(y, [](const Tensor& g) { return g * 2.0; }, options);
+      add_hook(y, [](const Tensor& g) { return g * 2.0; });
       backward(y);
       return {};
     });
     return w.grad().item<float>();
   };
-  EXPECT_EQ(with_hook({.capturable = true}), 6.0f);
-  expect_error([&] { with_hook({}); }, {"hook on the result of mul", "capturable"});
+  EXPECT_EQ(with_hook(register_capturable_grad_hook), 6.0f);
+  expect_error([&] { with_hook([](const Tensor& t, GradHook hook) { register_grad_hook(t, std::move(hook)); }); },
+               {"hook on the result of mul", "capturable"});
 }
 
 TEST(Capture, ArgumentsMustComeWithoutHistory) {
