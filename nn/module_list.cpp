@@ -13,7 +13,7 @@ void find_blocks(Module& m, std::vector<Module*>& blocks) {
 
 }  // namespace
 
-bool is_container(const Module& module) { return dynamic_cast<const ModuleContainer*>(&module) != nullptr; }
+bool is_container(const Module& module) { return dynamic_cast<const ModuleList<>*>(&module) != nullptr; }
 
 std::vector<Module*> listed_modules(Module& model, std::string_view who) {
   std::vector<Module*> blocks;

@@ -7,15 +7,26 @@
 
 namespace sherd::nn {
 
-/// A container without a forward of its own: children "0", "1", ... are called by the owner. fully_shard refuses it.
-class ModuleContainer : public Module {};
+/// A list of modules, of one class or, ModuleList<>, of any: children "0", "1", ... that the owner calls. It has no
+/// forward of its own; fully_shard refuses it.
+template <class M = Module>
+class ModuleList;
+
+template <>
+class ModuleList<Module> : public Module {
+ public:
+  template <class T, class... Args>
+  T& append(Args&&... args) {
+    return add<T>(std::to_string(children().size()), std::forward<Args>(args)...);
+  }
+};
 
 template <class M>
-class ModuleList : public ModuleContainer {
+class ModuleList : public ModuleList<> {
  public:
   template <class... Args>
   M& append(Args&&... args) {
-    M& item = add<M>(std::to_string(children().size()), std::forward<Args>(args)...);
+    M& item = ModuleList<>::append<M>(std::forward<Args>(args)...);
     items_.push_back(&item);
     return item;
   }

@@ -416,5 +416,16 @@ TEST(Module, ParametersThatFitNowhereAreRefusedBeforeAnyIsThere) {
   small.materialize();
 }
 
+// As in PyTorch; a list of one class knows its items, too.
+TEST(ModuleList, HasModulesOfAnyClass) {
+  ModuleList<> list;
+  list.append<Linear>(2, 3);
+  Block& second = list.append<Block>(4, 8);
+  EXPECT_EQ(list.named_parameters()[0].first, "0.weight");
+  EXPECT_EQ(second.down.weight.name(), "1.down.weight");
+  EXPECT_TRUE(is_container(list));
+  EXPECT_FALSE(is_container(second));
+}
+
 }  // namespace
 }  // namespace sherd::nn

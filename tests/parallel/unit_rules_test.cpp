@@ -49,7 +49,7 @@ TEST(UnitRules, ATypeOrAPredicateNamesUnitsAndTheRootIsLast) {
 
 TEST(UnitRules, InnerUnitsAreMadeBeforeThoseAroundThem) {
   run_ranks(2, [](const Group& group) {
-    const auto any = [](const nn::Module& m) { return dynamic_cast<const nn::ModuleContainer*>(&m) == nullptr; };
+    const auto any = [](const nn::Module& m) { return !nn::is_container(m); };
     EXPECT_EQ(trained(group, kTwoBlocks, nn::units_where("modules", any)),
               (Names{"blocks.0.linear", "blocks.0", "blocks.1.linear", "blocks.1", "head", "(model)"}));
   });
@@ -168,8 +168,7 @@ TEST(UnitRules, MistakesAreNamed) {
     expect_error([&] { nn::units_of_bytes(-1); }, {"at least one byte", "-1"});
     expect_error([&] { nn::shard_units(net, mesh, nn::units_where("norms", [](const nn::Module&) { return false; })); },
                  {"the model has no norms"});
-    expect_error([&] { nn::shard_units(net, mesh, nn::units_of_type<nn::ModuleContainer>()); },
-                 {"blocks", "container"});
+    expect_error([&] { nn::shard_units(net, mesh, nn::units_of_type<nn::ModuleList<>>()); }, {"blocks", "container"});
     expect_error([&] { nn::shard_units(net, mesh, nn::units_of_modules({{&net}})); }, {"the model itself"});
     nn::Linear layer(3, 3);
     expect_error([&] { nn::shard_units(layer, mesh, nn::units_by("fine")); }, {"fine", "no list of modules"});

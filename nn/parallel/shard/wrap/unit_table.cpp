@@ -94,7 +94,7 @@ void UnitTable::add(const std::vector<Module*>& modules, const DeviceMesh& mesh,
     check(module != nullptr, "fully_shard: a null pointer is among the modules");
     check(std::ranges::count(modules, module) == 1, "fully_shard: module \"{}\" is twice in the list; name it once",
           module->label());
-    check(dynamic_cast<ModuleContainer*>(module) == nullptr,
+    check(!is_container(*module),
           "fully_shard: \"{}\" is a container without a forward, so its hooks would never run; wrap its children one "
           "by one, or pass them "
           "as a list to make one unit",
