@@ -26,7 +26,7 @@ nn::UnitReduce median_over(ProcessGroup& group) {
       const UnitPiece& piece = unit.piece(p.piece);
       const std::int64_t elements = numel(piece.shape);
       const Tensor own = view_at(gradients, {1, elements}, p.offset, piece.full_dtype);
-      const Tensor sorted = topk(all_gather(own, group, ranks), middle + 1, 0).values;  // [middle + 1, elements]
+      const Tensor sorted = topk(all_gather(own, group, ranks), middle + 1, 0).first;  // [middle + 1, elements]
       std::int64_t begin = 0;
       for (int shard = 0; shard < unit.shard; ++shard) begin += unit.count(piece, shard);
       const Tensor part = narrow(narrow(sorted, 0, middle, 1), 1, begin, unit.count_here(piece));

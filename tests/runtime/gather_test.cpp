@@ -44,8 +44,8 @@ TEST(TopK, Golden) {
   for (const std::string& test_case : golden.cases("topk_")) {
     const std::int64_t k = golden.integer(test_case, "k");
     const auto dim = static_cast<int>(golden.integer(test_case, "dim"));
-    expect_golden(golden, test_case, {"x"}, [&](auto in) { return topk(in[0], k, dim).values; });
-    EXPECT_TRUE(same_bits(topk(golden_tensor(golden, test_case + ".in.x", DType::f32), k, dim).indices,
+    expect_golden(golden, test_case, {"x"}, [&](auto in) { return topk(in[0], k, dim).first; });
+    EXPECT_TRUE(same_bits(topk(golden_tensor(golden, test_case + ".in.x", DType::f32), k, dim).second,
                           golden_tensor(golden, test_case + ".places", DType::f32)));
   }
 }
@@ -151,16 +151,16 @@ TEST(Gather, ErrorsNameWhatIsWrong) {
 
 TEST(TopK, LargestFirstAndEqualOnesInOrder) {
   const Tensor x = Tensor::from<float>({1, 3, 3, -kInf, 2, 3, 0}, {7});
-  const TopK four = topk(x, 5);
-  EXPECT_EQ(four.values.to_vector<double>(), (Doubles{3, 3, 3, 2, 1}));
-  EXPECT_EQ(four.indices.to_vector<std::int64_t>(), (Ints{1, 2, 5, 4, 0}));
-  EXPECT_EQ(topk(x, 0).values.shape(), (Shape{0}));
-  EXPECT_EQ(topk(Tensor::from<float>({-0.0f, 0.0f, -0.0f}, {3}), 3).indices.to_vector<std::int64_t>(), (Ints{0, 1, 2}));
+  const auto [values, places] = topk(x, 5);
+  EXPECT_EQ(values.to_vector<double>(), (Doubles{3, 3, 3, 2, 1}));
+  EXPECT_EQ(places.to_vector<std::int64_t>(), (Ints{1, 2, 5, 4, 0}));
+  EXPECT_EQ(topk(x, 0).first.shape(), (Shape{0}));
+  EXPECT_EQ(topk(Tensor::from<float>({-0.0f, 0.0f, -0.0f}, {3}), 3).second.to_vector<std::int64_t>(), (Ints{0, 1, 2}));
 }
 
 TEST(TopK, NanIsLargest) {
   const Tensor x = Tensor::from<float>({1, -kNan, kInf, kNan, 5}, {5});
-  EXPECT_EQ(topk(x, 4).indices.to_vector<std::int64_t>(), (Ints{1, 3, 2, 4}));
+  EXPECT_EQ(topk(x, 4).second.to_vector<std::int64_t>(), (Ints{1, 3, 2, 4}));
 }
 
 // Against a sort of the whole line, in every dtype and layout.
@@ -170,8 +170,8 @@ TEST(TopK, IsTheHeadOfASortedLine) {
     const Tensor dense =
         is_floating(dtype) ? draw(normal({3, 50, 4}), dtype, 1) : cast(draw(ids({3, 50, 4}, 200), {}, 1), dtype);
     for (const Tensor& x : {dense, permute(dense, {2, 1, 0})}) {
-      const TopK found = topk(x, 20, 1);
-      EXPECT_TRUE(same_bits(gather(x, 1, found.indices), found.values));
+      const auto [largest, at] = topk(x, 20, 1);
+      EXPECT_TRUE(same_bits(gather(x, 1, at), largest));
       for (std::int64_t i = 0; i < x.size(0); ++i)
         for (std::int64_t j = 0; j < x.size(2); ++j) {
           const auto line = select(select(x, 2, j), 0, i).to_vector<double>();
@@ -181,7 +181,7 @@ TEST(TopK, IsTheHeadOfASortedLine) {
             return line[static_cast<std::size_t>(a)] > line[static_cast<std::size_t>(b)];
           });
           places.resize(20);
-          EXPECT_EQ(select(select(found.indices, 2, j), 0, i).to_vector<std::int64_t>(), places);
+          EXPECT_EQ(select(select(at, 2, j), 0, i).to_vector<std::int64_t>(), places);
         }
     }
   }

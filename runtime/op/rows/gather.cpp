@@ -179,7 +179,7 @@ Tensor scatter_add(Tensor x, int dim, Tensor index, Tensor source) {
   return call(op::scatter_add, attrs, std::move(x), std::move(index), std::move(source));
 }
 
-TopK topk(Tensor x, std::int64_t k, int dim) {
+std::pair<Tensor, Tensor> topk(Tensor x, std::int64_t k, int dim) {
   Tensor in[] = {x};
   Tensors out = call_op(op::topk, in, TopKAttrs{k, normalize_dim(dim, x.ndim())});
   return {std::move(out[0]), std::move(out[1])};

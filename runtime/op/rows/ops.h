@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "runtime/comm/group/process_group.h"
@@ -131,11 +132,8 @@ Tensor gather(Tensor x, int dim, Tensor index);
 Tensor scatter(Tensor x, int dim, Tensor index, Tensor source);
 Tensor scatter_add(Tensor x, int dim, Tensor index, Tensor source);
 /// The k largest of each slice along `dim`, largest first, equal ones in order; and their indices (i64). NaN is
-/// largest, as in PyTorch.
-struct TopK {
-  Tensor values, indices;
-};
-TopK topk(Tensor x, std::int64_t k, int dim = -1);
+/// largest, as in PyTorch: `auto [values, indices] = topk(x, 5)`.
+std::pair<Tensor, Tensor> topk(Tensor x, std::int64_t k, int dim = -1);
 
 // ---- normalisation, attention, loss ----
 Tensor softmax(Tensor x, int dim);
