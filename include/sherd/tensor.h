@@ -14,7 +14,6 @@
 #include "runtime/comm/board/thread_group.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/process_group.h"
-#include "runtime/comm/job/rank_info.h"
 #include "runtime/comm/job/world.h"
 
 // Distributed tensors: meshes, placements, conversions.
