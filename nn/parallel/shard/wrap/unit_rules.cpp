@@ -155,13 +155,13 @@ void add_block(Module& block, bool is_fine, const FreeParameters& free, std::vec
 }
 
 UnitRule units_by_block(std::string_view name, bool is_fine) {
-  return {std::string(name), [name, is_fine](Module& model, const UnitPolicy& policy) {
-            const FreeParameters free(model, policy);
-            std::vector<UnitModules> units;
-            for (Module* block : listed_modules(model, fmt::format("units \"{}\"", name)))
-              add_block(*block, is_fine, free, units);
-            return units;
-          }};
+  return [name, is_fine](Module& model, const UnitPolicy& policy) {
+    const FreeParameters free(model, policy);
+    std::vector<UnitModules> units;
+    for (Module* block : listed_modules(model, fmt::format("units \"{}\"", name)))
+      add_block(*block, is_fine, free, units);
+    return units;
+  };
 }
 
 // Whether there is any, wrapped ones included.
@@ -180,38 +180,38 @@ bool find_where(Module& m, const std::function<bool(const Module&)>& is_unit, st
 }  // namespace
 
 UnitRule units_where(std::string what, std::function<bool(const Module&)> is_unit) {
-  return {what, [what, is_unit = std::move(is_unit)](Module& model, const UnitPolicy&) {
-            std::vector<UnitModules> units;
-            check(find_where(model, is_unit, units), "no unit of fully_shard: the model has no {}", what);
-            return units;
-          }};
+  return [what = std::move(what), is_unit = std::move(is_unit)](Module& model, const UnitPolicy&) {
+    std::vector<UnitModules> units;
+    check(find_where(model, is_unit, units), "no unit of fully_shard: the model has no {}", what);
+    return units;
+  };
 }
 
 UnitRule units_of_parameters(std::int64_t count) {
   check(count >= 1, "a unit must have at least one parameter, got {}", count);
-  return {fmt::format("modules of {} parameters and more", count), [count](Module& model, const UnitPolicy& policy) {
-            std::vector<UnitModules> units;
-            find_by_count(model, model, count, FreeParameters(model, policy), units);
-            return units;
-          }};
+  return [count](Module& model, const UnitPolicy& policy) {
+    std::vector<UnitModules> units;
+    find_by_count(model, model, count, FreeParameters(model, policy), units);
+    return units;
+  };
 }
 
 UnitRule units_of_bytes(std::int64_t bytes) {
   check(bytes >= 1, "the budget of a unit must be at least one byte, got {}", bytes);
-  return {fmt::format("units of {} bytes", bytes), [bytes](Module& model, const UnitPolicy& policy) {
-            std::vector<Part> parts;
-            find_parts(model, model, bytes, FreeParameters(model, policy), parts);
-            return join(parts, balanced_limit(parts, bytes));
-          }};
+  return [bytes](Module& model, const UnitPolicy& policy) {
+    std::vector<Part> parts;
+    find_parts(model, model, bytes, FreeParameters(model, policy), parts);
+    return join(parts, balanced_limit(parts, bytes));
+  };
 }
 
 UnitRule units_of_modules(std::vector<UnitModules> units) {
-  return {"units that were listed", [units = std::move(units)](Module& model, const UnitPolicy&) {
-            for (const UnitModules& unit : units)
-              check(std::ranges::find(unit, &model) == unit.end(),
-                    "units that were listed: the model itself is among them; shard_units() adds it, last");
-            return units;
-          }};
+  return [units = std::move(units)](Module& model, const UnitPolicy&) {
+    for (const UnitModules& unit : units)
+      check(std::ranges::find(unit, &model) == unit.end(),
+            "units that were listed: the model itself is among them; shard_units() adds it, last");
+    return units;
+  };
 }
 
 namespace {
@@ -234,7 +234,7 @@ std::optional<std::int64_t> number_in(std::string_view name, std::string_view ru
 UnitRule units_by(std::string_view name) {
   if (name == "block") return units_by_block("block", false);
   if (name == "fine") return units_by_block("fine", true);
-  if (name == "coarse") return {"coarse", [](Module&, const UnitPolicy&) { return std::vector<UnitModules>(); }};
+  if (name == "coarse") return [](Module&, const UnitPolicy&) { return std::vector<UnitModules>(); };
   if (const auto count = number_in(name, "parameters=", parse_count, "parameters=32e6"))
     return units_of_parameters(*count);
   if (const auto bytes = number_in(name, "bytes=", parse_bytes, "bytes=32e6, bytes=32MB or bytes=32MiB"))
@@ -247,7 +247,7 @@ std::vector<UnitHandle> shard_units(Module& model, const DeviceMesh& mesh, const
                                     const UnitPolicy& policy) {
   check(!is_fully_sharded(model), "shard_units: the model is wrapped by fully_shard already");
   UnitTable table;
-  for (const UnitModules& modules : rule.find(model, policy)) table.add(modules, mesh, policy);
+  for (const UnitModules& modules : rule(model, policy)) table.add(modules, mesh, policy);
   UnitPolicy of_root = policy;
   of_root.reshard_after_forward.reset();
   table.add({&model}, mesh, of_root);

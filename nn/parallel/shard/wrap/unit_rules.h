@@ -19,10 +19,7 @@ using UnitModules = std::vector<Module*>;
 
 /// Finds the units of a model, the model itself aside: inner ones before those around them. It looks at the module tree
 /// alone, so all ranks find the same.
-struct UnitRule {
-  std::string name;  ///< in messages
-  std::function<std::vector<UnitModules>(Module& model, const UnitPolicy& policy)> find;
-};
+using UnitRule = std::function<std::vector<UnitModules>(Module& model, const UnitPolicy& policy)>;
 
 /// A unit for every module below the model for which `is_unit` is true; `what` names them in messages. Error if there
 /// is none, or one is a container.
