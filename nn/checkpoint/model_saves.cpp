@@ -20,7 +20,7 @@ void save_state(const std::string& dir, Module& model, Optimizer* optimizer, con
                   group_or_job(options.group), options.retention);
 }
 
-Loaded load_state(const std::string& dir, Module& model, Optimizer* optimizer, const LoadOptions& options) {
+ckpt::Manifest load_state(const std::string& dir, Module& model, Optimizer* optimizer, const LoadOptions& options) {
   const std::vector<StateEntry> entries = training_state(model, optimizer, options.scaler);
   const auto used = ckpt::use_newest_good(
       dir, group_or_job(options.group),
@@ -29,8 +29,7 @@ Loaded load_state(const std::string& dir, Module& model, Optimizer* optimizer, c
         load_checkpoint(save, entries);
       },
       say_on_stderr);
-  const ckpt::Manifest& manifest = used->manifest();
-  return {.step = manifest.step, .state = manifest.state, .plan = manifest.plan};
+  return used->manifest();
 }
 
 }  // namespace
@@ -42,10 +41,10 @@ void save(const std::string& dir, Module& model, const SaveOptions& options) {
   save_state(dir, model, nullptr, options);
 }
 bool has_saves(const std::string& dir) { return !ckpt::list_saves(dir).empty(); }
-Loaded load(const std::string& dir, Module& model, Optimizer& optimizer, const LoadOptions& options) {
+ckpt::Manifest load(const std::string& dir, Module& model, Optimizer& optimizer, const LoadOptions& options) {
   return load_state(dir, model, &optimizer, options);
 }
-Loaded load(const std::string& dir, Module& model, const LoadOptions& options) {
+ckpt::Manifest load(const std::string& dir, Module& model, const LoadOptions& options) {
   return load_state(dir, model, nullptr, options);
 }
 

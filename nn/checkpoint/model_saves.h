@@ -15,8 +15,8 @@ namespace sherd::nn {
 struct SaveOptions {
   std::int64_t step = 0;                            ///< updates made
   LossScaler* scaler = nullptr;                     ///< saved too
-  std::map<std::string, ckpt::StateValue> state{};  ///< what else to keep: Loaded::state
-  std::string plan{};                               ///< print() of a TrainingPlan: Loaded::plan
+  std::map<std::string, ckpt::StateValue> state{};  ///< what else to keep
+  std::string plan{};                               ///< print() of a TrainingPlan
   ckpt::Retention retention{};                      ///< which of the older saves stay
   std::shared_ptr<ProcessGroup> group = nullptr;    ///< ranks that hold the model; null: all of the job
 };
@@ -35,18 +35,13 @@ struct LoadOptions {
   std::shared_ptr<ProcessGroup> group = nullptr;  ///< as of SaveOptions
 };
 
-struct Loaded {
-  std::int64_t step = 0;
-  std::map<std::string, ckpt::StateValue> state{};
-  std::string plan{};  ///< of the save: nn::differences(nn::parse_plan(plan), now) says what has changed
-};
-
 /// Loads the newest save in `dir` (or the save that `dir` is) that is good on all ranks, made by any number of ranks in
 /// any layout; damaged ones are passed over, which rank 0 says on stderr. The model has memory (materialize() or
-/// allocate()). Collective. Errors as ckpt::use_newest_good() and load_checkpoint(), and for tensors of the save that
-/// model and optimizer do not have.
-Loaded load(const std::string& dir, Module& model, Optimizer& optimizer, const LoadOptions& options = {});
+/// allocate()). Returns what the save says of itself: step, state, and plan, of which
+/// nn::differences(nn::parse_plan(plan), now) says what has changed. Collective. Errors as ckpt::use_newest_good() and
+/// load_checkpoint(), and for tensors of the save that model and optimizer do not have.
+ckpt::Manifest load(const std::string& dir, Module& model, Optimizer& optimizer, const LoadOptions& options = {});
 /// The same without an optimizer, whose state in the save is left out.
-Loaded load(const std::string& dir, Module& model, const LoadOptions& options = {});
+ckpt::Manifest load(const std::string& dir, Module& model, const LoadOptions& options = {});
 
 }  // namespace sherd::nn

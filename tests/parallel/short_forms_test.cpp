@@ -51,7 +51,7 @@ TEST(ShortForms, AModelAndItsOptimizerComeBackAndGoOnAlike) {
     for (int i = 0; i < 2; ++i) first.step(i);
     nn::save(dir.path(), first.net, *first.optimizer,
              {.step = 2, .state = {{"epoch", 7.0}}, .plan = print(plan), .group = group});
-    const nn::Loaded loaded = nn::load(dir.path(), second.net, *second.optimizer, {.group = group});
+    const ckpt::Manifest loaded = nn::load(dir.path(), second.net, *second.optimizer, {.group = group});
     EXPECT_EQ(loaded.step, 2);
     EXPECT_EQ(differences(nn::parse_plan(loaded.plan), {.recompute = "full"}),
               "recompute none -> full, micro_batches 3 -> 1");
