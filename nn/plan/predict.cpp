@@ -18,6 +18,9 @@ namespace sherd::nn {
 
 namespace {
 
+using Loop = PlannedModel::Loop;
+using BuildsLoop = std::function<Loop(const JobMesh& mesh)>;
+
 class Ghost {
  public:
   Ghost(const TrainingPlan& plan, const PlanFacts& facts, int rank)
@@ -28,8 +31,8 @@ class Ghost {
     memory_.set_limit(facts.memory_limit);
   }
 
-  Prediction run(const BuildsRehearsal& build, const LooksAtMemory& look) {
-    const MemoryLog log(memory_, names_by_slots([this] { return rehearsal_.model; }));
+  Prediction run(const BuildsLoop& build, const LooksAtMemory& look) {
+    const MemoryLog log(memory_, names_by_slots([this] { return loop_.model; }));
     try {
       rehearse(build);
     } catch (const OutOfMemory&) {
@@ -42,17 +45,17 @@ class Ghost {
   }
 
  private:
-  void rehearse(const BuildsRehearsal& build) {
+  void rehearse(const BuildsLoop& build) {
     const JobMesh mesh(plan_.mesh, world_group());
     if (mesh.group()->size() > 1) RankContext::current().rank_text = mesh.rank_text();
-    rehearsal_ = build(mesh);
+    loop_ = build(mesh);
     note("building the model");
     const int steps = plan_.compiled ? 4 : 3;  // an order is recorded in the first, a program in the second
     for (int i = 0; i < steps; ++i) update(fmt::format("step {}", i + 1));
     predicted_.held = memory_.accounting().current();
-    if (!rehearsal_.evaluate) return;
+    if (!loop_.evaluate) return;
     memory_.accounting().reset_peaks();
-    rehearsal_.evaluate();
+    loop_.evaluate();
     count("evaluation");
     update("a step after an evaluation");  // which may leave parameters gathered
   }
@@ -60,7 +63,7 @@ class Ghost {
   void update(std::string when) {
     memory_.accounting().reset_peaks();
     const CommCounter counter;
-    rehearsal_.update(updates_++);
+    loop_.update(updates_++);
     predicted_.issued = counter.entries();
     count(std::move(when));
   }
@@ -82,7 +85,7 @@ class Ghost {
   const TrainingPlan& plan_;
   const RankScope scope_;
   Allocator& memory_;
-  Rehearsal rehearsal_;
+  Loop loop_;
   std::int64_t updates_ = 0;
   Prediction predicted_;
 };
@@ -118,8 +121,7 @@ struct Training {
   }
 };
 
-Rehearsal rehearsal_of(const TrainingPlan& plan, const PlanFacts& facts, const PlannedModel& planned,
-                       const JobMesh& mesh) {
+Loop loop_of(const TrainingPlan& plan, const PlanFacts& facts, const PlannedModel& planned, const JobMesh& mesh) {
   const auto training = std::make_shared<Training>(on_ranks(plan, mesh.num_data_ranks()), planned);
   Training& t = *training;
   t.rows = apply(plan, facts, *t.model, mesh, planned.styles).local_batch;
@@ -130,30 +132,27 @@ Rehearsal rehearsal_of(const TrainingPlan& plan, const PlanFacts& facts, const P
   if (const auto scaling = plan.loss_scale.options(has_f16(plan))) t.scaler.emplace(*scaling);
   t.step = [&t](std::span<const Tensor> in) { return t.run(in); };
   if (plan.compiled) t.step = planned.capture(std::move(t.step));
-  Rehearsal rehearsal{.update =
-                          [training](std::int64_t step) {
-                            set_step(step);
-                            const std::vector<Tensor> in = training->batch(1), out = training->step(in);
-                          },
-                      .model = t.model.get()};
-  if (planned.evaluates) rehearsal.evaluate = [training] { training->evaluate(); };
-  return rehearsal;
+  Loop loop{.update =
+                [training](std::int64_t step) {
+                  set_step(step);
+                  const std::vector<Tensor> in = training->batch(1), out = training->step(in);
+                },
+            .model = t.model.get()};
+  if (planned.evaluates) loop.evaluate = [training] { training->evaluate(); };
+  return loop;
 }
 
 }  // namespace
 
 Prediction predict(const TrainingPlan& plan, const PlanFacts& facts, const PlannedModel& model, int rank,
                    const LooksAtMemory& look) {
+  if (model.build) return Ghost(plan, facts, rank).run(model.build, look);
   check(facts.batch > 0, "predict: a step has {} rows; name as many as the job trains, in PlanFacts::batch",
         facts.batch);
   check(
       !plan.compiled || model.capture,
       "predict: the plan is compiled, and nothing says how; set PlannedModel::capture, to a CompiledStep of the step");
-  return predict(plan, facts, [&](const JobMesh& mesh) { return rehearsal_of(plan, facts, model, mesh); }, rank, look);
-}
-
-Prediction predict(const TrainingPlan& plan, const PlanFacts& facts, const BuildsRehearsal& build, int rank,
-                   const LooksAtMemory& look) {
+  const auto build = [&](const JobMesh& mesh) { return loop_of(plan, facts, model, mesh); };
   return Ghost(plan, facts, rank).run(build, look);
 }
 

@@ -32,16 +32,24 @@ struct Prediction {
   std::vector<CommCounter::Entry> issued{};  ///< collectives of the last step
 };
 
-/// A model as its program trains it: apply(), materialize(), apply_offload(), and for each step forward_backward(),
-/// unscaled where the plan scales losses, and Optimizer::step_and_clear().
+/// A training. Of a model as most programs train it, `make`, `batch` and `loss` are enough: apply(), materialize(),
+/// apply_offload(), and for each step forward_backward(), unscaled where the plan scales losses, and
+/// Optimizer::step_and_clear().
 struct PlannedModel {
   using Step = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
 
-  std::function<std::unique_ptr<Module>()> make;
+  /// A training loop of any form, once it is built.
+  struct Loop {
+    std::function<void(std::int64_t step)> update;  ///< the step of that number, counted from 0
+    std::function<void()> evaluate{};               ///< once, after the steps; none where there is no evaluation
+    const Module* model = nullptr;                  ///< whose parameters a log names
+  };
+
+  std::function<std::unique_ptr<Module>()> make{};
   /// A batch of so many rows. Nobody reads its values: Tensor::empty().
-  std::function<std::vector<Tensor>(std::int64_t rows, Device device)> batch;
+  std::function<std::vector<Tensor>(std::int64_t rows, Device device)> batch{};
   /// The 0-d mean loss of a batch.
-  std::function<Tensor(Module& model, std::span<const Tensor> batch)> loss;
+  std::function<Tensor(Module& model, std::span<const Tensor> batch)> loss{};
   Plan styles{};  ///< where the mesh has tp
   /// AdamW where there is none.
   std::function<std::unique_ptr<Optimizer>(const std::vector<Parameter*>& parameters)> optimizer{};
@@ -49,17 +57,13 @@ struct PlannedModel {
   bool evaluates = false;          ///< forwards of micro-batches without a tape come after the steps, then a step
   /// Where the plan is compiled: a step that is captured and replayed, as by a shared CompiledStep.
   std::function<Step(Step)> capture{};
+  /// In place of all of these, a loop that the program builds itself, with clipping or several losses: on the ghost,
+  /// whose mesh this is. Memory that is there before the first step is taken here. predict() reads ranks and
+  /// memory_limit of the facts then, and mesh, device and compiled of the plan.
+  std::function<Loop(const JobMesh& mesh)> build{};
 };
 
-/// A training that is built, in the words of its program.
-struct Rehearsal {
-  std::function<void(std::int64_t step)> update;  ///< the step of that number, counted from 0
-  std::function<void()> evaluate{};               ///< once, after the steps; none where there is no evaluation
-  const Module* model = nullptr;                  ///< whose parameters a log names
-};
-/// Builds it on the ghost, whose mesh this is. Memory that is there before the first step is taken here.
-using BuildsRehearsal = std::function<Rehearsal(const JobMesh& mesh)>;
-/// Looks at what the ghost has held: in the end, or as OutOfMemory is thrown; the rehearsal is there.
+/// Looks at what the ghost has held: in the end, or as OutOfMemory is thrown; the training is there.
 using LooksAtMemory = std::function<void(const MemoryLog& log)>;
 
 /// Predicts what rank `rank` of facts.ranks holds that train facts.batch rows in a step as the plan says: it builds the
@@ -69,10 +73,6 @@ using LooksAtMemory = std::function<void(const MemoryLog& log)>;
 /// over facts.memory_limit. Errors of apply(), of a rank that there is not, for facts without a batch, and for a
 /// compiled plan without PlannedModel::capture.
 Prediction predict(const TrainingPlan& plan, const PlanFacts& facts, const PlannedModel& model, int rank,
-                   const LooksAtMemory& look = {});
-/// The same of a training loop of any form. Of facts it reads ranks and memory_limit, of the plan mesh, device and
-/// compiled; the rest is what `build` makes of it.
-Prediction predict(const TrainingPlan& plan, const PlanFacts& facts, const BuildsRehearsal& build, int rank,
                    const LooksAtMemory& look = {});
 
 }  // namespace sherd::nn

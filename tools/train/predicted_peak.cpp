@@ -62,19 +62,19 @@ PredictedPeak predict_peak(const TrainConfig& config, int rank, int ranks, std::
     nn::set_batch_part(options.batch_part);
     const auto run = std::make_shared<GhostRun>(config, mesh, data_vocabulary, options);
     step = &run->step;
-    nn::Rehearsal rehearsal{.update =
-                                [&options, run](std::int64_t number) {
-                                  if (options.observe && number == 0) options.observe(run->step, 0);
-                                  run->update(number);
-                                  if (options.observe) options.observe(run->step, static_cast<int>(number) + 1);
-                                },
-                            .model = &step->model()};
-    if (options.evaluates) rehearsal.evaluate = [run] { run->evaluate(); };
-    return rehearsal;
+    nn::PlannedModel::Loop loop{.update =
+                                    [&options, run](std::int64_t number) {
+                                      if (options.observe && number == 0) options.observe(run->step, 0);
+                                      run->update(number);
+                                      if (options.observe) options.observe(run->step, static_cast<int>(number) + 1);
+                                    },
+                                .model = &step->model()};
+    if (options.evaluates) loop.evaluate = [run] { run->evaluate(); };
+    return loop;
   };
   nn::LooksAtMemory look;
   if (options.look) look = [&](const MemoryLog& log) { options.look(log, step); };
-  return nn::predict(config.plan, {.ranks = ranks, .memory_limit = options.memory_limit}, build, rank, look);
+  return nn::predict(config.plan, {.ranks = ranks, .memory_limit = options.memory_limit}, {.build = build}, rank, look);
 }
 
 PredictedPeak predict_peak(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary) {
