@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <ostream>
 
 #include "nn/parallel/shard/unit/unit_layout.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
@@ -112,7 +111,7 @@ std::string line_of(const Parameter& p) {
 
 }  // namespace
 
-std::string print_units(Module& model, const PrintUnitsOptions& options) {
+std::string print_units(Module& model, const Units::Lines& lines) {
   Table table;
   table.row({"unit", "ran", "gathered", "on this rank", "of", "type", "reduced in", "after forward"});
   std::int64_t gathered = 0, here = 0, count = 0;
@@ -133,8 +132,8 @@ std::string print_units(Module& model, const PrintUnitsOptions& options) {
                  : reshards   ? "reshard"
                               : "keep"});
       for (const Parameter* p : parameters)
-        if (options.parameters) table.text(line_of(*p));
-      if (options.routes)
+        if (lines.parameters) table.text(line_of(*p));
+      if (lines.routes)
         for (const std::string& route : unit.routes(at++)) table.text("  " + route);
     }
   }
@@ -153,10 +152,6 @@ std::string print_units(Module& model, const PrintUnitsOptions& options) {
                            num_ignored, num_ignored == 1 ? "" : "s", format_bytes(ignored_bytes),
                            num_ignored == 1 ? "its" : "their"));
   return table.print();
-}
-
-void print_units(std::ostream& out, Module& model, const PrintUnitsOptions& options) {
-  out << print_units(model, options);
 }
 
 }  // namespace sherd::nn

@@ -5,17 +5,11 @@
 //   blocks.0               1   2.05 KB       1.02 KB  2 shards    f32 as bf16  f32         reshard
 //     blocks.0.attn.wq.weight  f32[16,16]{0: dp}
 //   blocks.0/replicated    1         -         128 B  2 replicas  f32          f32         stays
-#include <iosfwd>
 #include <string>
 
-#include "nn/module.h"
+#include "nn/parallel/shard/wrap/unit_handle.h"
 
 namespace sherd::nn {
-
-struct PrintUnitsOptions {
-  bool parameters = true;  ///< a line for each parameter under its unit
-  bool routes = false;     ///< under its unit, how its gradients are reduced (UnitHandle::routes)
-};
 
 /// The units of `model` and of the modules below, in the order in which they first ran in the last forward, then those
 /// that did not, in module order: their modules, when they ran (counted from 0; "-" if they did not), bytes gathered
@@ -24,7 +18,6 @@ struct PrintUnitsOptions {
 /// backward, or as long as their strategy does; "stays": the shards are the full tensors). Parameters that stay
 /// replicated are units of their own; those that no unit has, as ignored ones, are listed below. Shapes are global.
 /// Local; does not wait for work in flight.
-std::string print_units(Module& model, const PrintUnitsOptions& options = {});
-void print_units(std::ostream& out, Module& model, const PrintUnitsOptions& options = {});
+std::string print_units(Module& model, const Units::Lines& lines = {});
 
 }  // namespace sherd::nn

@@ -161,6 +161,11 @@ class Units {
   auto begin() const { return units_.begin(); }
   auto end() const { return units_.end(); }
 
+  /// What print_units() shows of units, beside a line for each.
+  struct Lines {
+    bool parameters = true;  ///< a line for each parameter under its unit
+    bool routes = false;     ///< under its unit, how its gradients are reduced (UnitHandle::routes)
+  };
   /// What earlier passes have left of one parameter's gradient to a later one.
   struct PendingGradient {
     Parameter* parameter = nullptr;
@@ -176,11 +181,11 @@ class Units {
     Tensor shard{};
   };
   /// Parameters with gradients that wait, unit by unit; of those that add up as a tree (UnitPolicy::sums_in_tree) once
-  /// for each sum that waits, which is another one after each pass. Local, without communication; reading a tensor waits for work in flight. A parameter's tensor
-  /// (if distributed, its local one) is the same object after every further pass until it is reduced, or dropped: by
-  /// clearing the parameter's gradient, as Optimizer::clear_gradients() does, or by reset_after_error(). What is
-  /// written into it counts; a copy that is kept keeps its unit's bytes. Error within a backward pass, whose gradients
-  /// are not complete.
+  /// for each sum that waits, which is another one after each pass. Local, without communication; reading a tensor
+  /// waits for work in flight. A parameter's tensor (if distributed, its local one) is the same object after every
+  /// further pass until it is reduced, or dropped: by clearing the parameter's gradient, as
+  /// Optimizer::clear_gradients() does, or by reset_after_error(). What is written into it counts; a copy that is kept
+  /// keeps its unit's bytes. Error within a backward pass, whose gradients are not complete.
   ///
   ///   units(model).set_requires_gradient_sync(false);
   ///   for (...) backward(...);                                                   // full gradients add up
