@@ -41,7 +41,7 @@ void generate(nn::LanguageModel& model, const Vocabulary& vocabulary, const Samp
   std::vector<std::int32_t> tokens = vocabulary.encode(options.prompt);
   if (tokens.empty()) tokens.push_back(std::max(vocabulary.token('\n'), 0));  // a neutral start, not printed
   else std::fputs(options.prompt.c_str(), stdout);
-  for (std::int64_t i = 0; i < options.tokens; ++i) {
+  for (const std::int64_t i : up_to(options.tokens)) {
     const auto length = std::min<std::int64_t>(static_cast<std::int64_t>(tokens.size()), model.max_tokens());
     const std::span<const std::int32_t> window(tokens.data() + tokens.size() - static_cast<std::size_t>(length),
                                                static_cast<std::size_t>(length));

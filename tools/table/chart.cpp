@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "runtime/tensor/indices.h"
 #include "tools/table/svg.h"
 
 namespace sherd::table {
@@ -48,7 +49,7 @@ std::string stack(const Row& row, const Panel& panel, double y, double scale) {
   std::string text;
   double x = panel.left;
   const PeakBytes& bytes = *fullest(row);
-  for (int c = 0; c < kNumCategories; ++c) {
+  for (const int c : up_to(kNumCategories)) {
     const std::int64_t part = bytes.at_peak[static_cast<std::size_t>(c)];
     if (part == 0) continue;
     const double width = static_cast<double>(part) * scale;
@@ -78,7 +79,7 @@ std::string row_of(const Row& row, const Panel& panel, double y, double scale) {
 std::string legend() {
   std::string text;
   double x = kNames;
-  for (int c = 0; c < kNumCategories; ++c) {
+  for (const int c : up_to(kNumCategories)) {
     const std::string_view category = name(static_cast<MemoryCategory>(c));
     text += fmt::format("<rect x=\"{}\" y=\"16\" width=\"11\" height=\"11\" fill=\"{}\"/>\n", x,
                         color_of(static_cast<MemoryCategory>(c)));

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "runtime/tensor/indices.h"
 #include "tools/table/plot.h"
 #include "tools/table/svg.h"
 
@@ -44,7 +45,7 @@ std::vector<std::string> names_at(const Program& program, std::size_t last) {
   const auto unit = [&](ir::ValueId value) {
     name(value) = "gathered " + program.units[static_cast<std::size_t>(program.value(value).source)];
   };
-  for (std::size_t v = 0; v < names.size(); ++v)
+  for (const std::size_t v : indices(names))
     if (program.values[v].kind == ir::ValueKind::unit && !program.values[v].is_absent)
       unit(static_cast<ir::ValueId>(v));
   for (std::size_t i = 0;; ++i) {
@@ -64,7 +65,7 @@ std::vector<std::string> names_at(const Program& program, std::size_t last) {
 std::vector<std::string> things_at(const Program& program, std::size_t node) {
   const std::vector<std::string> names = names_at(program, node);
   std::map<std::string, std::pair<std::int64_t, int>> things;  // bytes, how many
-  for (std::size_t v = 0; v < names.size(); ++v) {
+  for (const std::size_t v : indices(names)) {
     if (names[v].empty()) continue;
     auto& [bytes, count] = things[without_numbers(names[v])];
     bytes += program.values[v].bytes;
@@ -85,7 +86,7 @@ std::vector<std::string> things_at(const Program& program, std::size_t node) {
 std::vector<std::size_t> drawn_nodes(const Footprint& footprint) {
   const std::size_t nodes = footprint.by_node.size(), columns = std::min(nodes, kMostColumns);
   std::vector<std::size_t> drawn;
-  for (std::size_t c = 0; c < columns; ++c) {
+  for (const std::size_t c : up_to(columns)) {
     std::size_t most = c * nodes / columns;
     for (std::size_t i = most; i < (c + 1) * nodes / columns; ++i)
       if (sum(footprint.by_node[i]) > sum(footprint.by_node[most])) most = i;
@@ -104,7 +105,7 @@ Plot plot_of(const DrawnProgram& drawn, std::int64_t beside, double most) {
   const std::vector<std::size_t> nodes = drawn_nodes(held);
   plot.at.assign(nodes.begin(), nodes.end());
   if (beside > 0) plot.areas.push_back({"beside", "#d8d8d8", std::vector(nodes.size(), static_cast<double>(beside))});
-  for (std::size_t c = 0; c < held.most.size(); ++c) {
+  for (const std::size_t c : indices(held.most)) {
     if (held.most[c] == 0) continue;
     const auto category = static_cast<MemoryCategory>(c);
     Area& area = plot.areas.emplace_back(std::string(name(category)), std::string(color_of(category)));

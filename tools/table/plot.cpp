@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "runtime/tensor/indices.h"
 #include "tools/table/svg.h"
 
 namespace sherd::table {
@@ -109,7 +110,7 @@ class Drawing {
     std::vector<double> below(plot_.at.size(), 0);
     for (const Area& area : plot_.areas) {
       std::string forth, back;
-      for (std::size_t i = 0; i < below.size(); ++i) {
+      for (const std::size_t i : indices(below)) {
         back = fmt::format("{:.1f},{:.1f} ", x(plot_.at[i]), y(below[i])) + back;
         below[i] += area.heights[i];
         forth += fmt::format("{:.1f},{:.1f} ", x(plot_.at[i]), y(below[i]));

@@ -1,4 +1,5 @@
 #include "tools/table/sentences.h"
+#include "runtime/tensor/indices.h"
 
 #include <array>
 #include <cmath>
@@ -51,7 +52,7 @@ std::string times_change(const Row& row, const Row& base) {
 std::string largest_change(const Row& row, const Row& base) {
   double most = 0;
   std::string text;
-  for (int c = 0; c < kNumCategories; ++c) {
+  for (const int c : up_to(kNumCategories)) {
     const auto category = name(static_cast<MemoryCategory>(c));
     const std::string key = fmt::format("memory_bytes.{}", category);
     const double by = std::abs(row.at(key).measured.value_or(0) - base.at(key).measured.value_or(0));
@@ -99,14 +100,14 @@ std::string verdict_of(const Table& table) {
   int ranks = 0, numbers = 0;
   for (const Row& row : table.rows) {
     if (!row.has_run()) continue;
-    for (std::size_t r = 0; r < row.ranks.size(); ++r) {
+    for (const std::size_t r : indices(row.ranks)) {
       const RankBytes& rank = row.ranks[r];
       ++ranks;
       if (rank.measured != rank.predicted)
         unforeseen += fmt::format("\n  {}: rank {} holds at most {}, not {}", row.name, r, describe(rank.measured.peak),
                                   describe(rank.predicted.peak));
     }
-    for (std::size_t i = 0; i < columns().size(); ++i) {
+    for (const std::size_t i : indices(columns())) {
       const Cell& cell = row.cells[i];
       if (!cell.predicted || !is_counted(columns()[i])) continue;
       ++numbers;

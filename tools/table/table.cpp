@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::table {
 
@@ -59,7 +60,7 @@ int width(const Column& column) { return std::max<int>(6, static_cast<int>(colum
 
 std::string line(const std::string& name, const Row* row, std::optional<double> Cell::* which) {
   std::string text = fmt::format("{:<{}}", name, kNameWidth);
-  for (std::size_t i = 0; i < kColumns.size(); ++i)
+  for (const std::size_t i : indices(kColumns))
     if (kColumns[i].in_text)
       text += fmt::format("{:>{}}",
                           row ? number(row->cells[i].*which, kColumns[i].quantity) : std::string(kColumns[i].title),
@@ -124,7 +125,7 @@ ordered_json json_of(const Row& row) {
   ordered_json object = {{"name", row.name}, {"knob", row.knob}};
   for (const auto& [key, value] : row.settings) object[key] = value;
   for (const auto& [prefix, which] : {std::pair("", &Cell::measured), {"predicted_", &Cell::predicted}})
-    for (std::size_t i = 0; i < kColumns.size(); ++i)
+    for (const std::size_t i : indices(kColumns))
       if (const auto& value = row.cells[i].*which)
         place(object, prefix, kColumns[i].key) = value_of(*value, kColumns[i].quantity);
   for (const RankBytes& rank : row.ranks) {
@@ -177,7 +178,7 @@ std::string to_json(const Row& row) { return json_of(row).dump() + "\n"; }
 
 nlohmann::json by_category(const CategoryBytes& bytes) {
   nlohmann::json result;
-  for (int c = 0; c < kNumCategories; ++c)
+  for (const int c : up_to(kNumCategories))
     result[std::string(name(static_cast<MemoryCategory>(c)))] = bytes[static_cast<std::size_t>(c)];
   return result;
 }

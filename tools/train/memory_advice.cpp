@@ -9,6 +9,7 @@
 #include <ranges>
 #include <utility>
 
+#include "runtime/tensor/indices.h"
 #include "tools/train/explained_peak.h"
 #include "tools/train/ghost_training.h"
 #include "tools/train/stop_signals.h"
@@ -160,7 +161,7 @@ class Search {
   std::int64_t most_bytes(const TrainConfig& config) const {
     std::vector<int> of;
     if (ranks_ <= 8)
-      for (int rank = 0; rank < ranks_; ++rank) of.push_back(rank);
+      for (const int rank : up_to(ranks_)) of.push_back(rank);
     else of = {0, ranks_ / 2, ranks_ - 1};
     std::int64_t most = 0;
     for (const int rank : of) {

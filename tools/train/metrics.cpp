@@ -10,6 +10,7 @@
 #include "nn/checkpoint/format/folders.h"
 #include "nn/checkpoint/format/input_file.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 #include "tools/train/version.h"
 
 namespace sherd::train {
@@ -30,7 +31,7 @@ ordered_json config_to_json(TrainConfig config) {
 
 ordered_json memory_to_json(const CategoryBytes& bytes) {
   ordered_json memory = ordered_json::object();
-  for (std::size_t c = 0; c < bytes.size(); ++c) memory[std::string(name(static_cast<MemoryCategory>(c)))] = bytes[c];
+  for (const std::size_t c : indices(bytes)) memory[std::string(name(static_cast<MemoryCategory>(c)))] = bytes[c];
   return memory;
 }
 

@@ -9,6 +9,7 @@
 #include "nn/parallel/shard/unit/unit_layout.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/op/copy/offload.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::train {
 
@@ -53,7 +54,7 @@ void add_gathered(Rows& rows, nn::Module& model, const std::map<const nn::Parame
   for (const nn::UnitHandle& unit : nn::units(model))
     for (const auto& [layout, parameters, slices, reshards] : unit.parts()) {
       if (layout->shards == 1 && !nn::casts(*layout)) continue;
-      for (std::size_t i = 0; i < parameters.size(); ++i) {
+      for (const std::size_t i : indices(parameters)) {
         const UnitPiece& piece = layout->pieces[i];
         const std::int64_t bytes = numel(piece.shape) * byte_size(piece.full_dtype);
         ModuleMemory& row = rows.of(owners.at(parameters[i]));
@@ -87,7 +88,7 @@ struct Branch {
 void add(Branch& root, const ModuleMemory& row) {
   const Amounts amounts = amounts_of(row);
   const auto count = [&amounts](Branch& node) {
-    for (std::size_t c = 0; c < kColumns; ++c) node.sum[c] += amounts[c];
+    for (const std::size_t c : up_to(kColumns)) node.sum[c] += amounts[c];
   };
   Branch* node = &root;
   count(*node);
@@ -155,7 +156,7 @@ std::string print_module_memory(const std::vector<ModuleMemory>& modules) {
   text += "\n";
   for (const Line& line : lines) {
     text += fmt::format("{:<{}}", line.label, width);
-    for (std::size_t c = 0; c < kColumns; ++c)
+    for (const std::size_t c : up_to(kColumns))
       text += fmt::format("  {:>{}}", line.amounts[c] == 0 ? "-" : format_bytes(line.amounts[c]),
                           std::max<std::size_t>(10, kTitles[c].size()));
     text += "\n";

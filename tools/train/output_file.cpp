@@ -13,6 +13,7 @@
 
 #include "runtime/os/descriptor.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 #include "tools/train/exit_status.h"
 
 namespace sherd::train {
@@ -72,7 +73,7 @@ void check_replaceable(const std::string& path, std::string_view what, std::stri
 }
 
 void check_apart(std::span<const FileOfKey> read, std::span<const FileOfKey> written) {
-  for (std::size_t i = 0; i < written.size(); ++i) {
+  for (const std::size_t i : indices(written)) {
     const auto check_other = [&own = written[i]](const FileOfKey& other) {
       if (own.path.empty() || other.path.empty()) return;
       check_usage(!is_same_file(own.path, other.path),

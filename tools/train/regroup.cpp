@@ -9,6 +9,7 @@
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/job/world.h"
+#include "runtime/tensor/indices.h"
 #include "tools/train/gather_attrs.h"
 
 namespace sherd::train {
@@ -18,7 +19,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 int axis_of_replicas(const DeviceMesh& root) {
-  for (int axis = 0; axis < root.ndim(); ++axis)
+  for (const int axis : up_to(root.ndim()))
     if (root.axis_name(axis) == "replicate") return axis;
   fail("a run outlives replicas only where its mesh has an axis for them; {} has none", root.describe());
 }
@@ -32,9 +33,9 @@ struct OfReplica {
 /// The first replica all of whose ranks have the state; nothing if there is none.
 std::optional<int> whole_replica(const std::vector<int>& replica_of, const std::vector<bool>& has_state) {
   const int replicas = *std::ranges::max_element(replica_of) + 1;
-  for (int replica = 0; replica < replicas; ++replica) {
+  for (const int replica : up_to(replicas)) {
     bool is_whole = true;
-    for (std::size_t rank = 0; rank < replica_of.size(); ++rank)
+    for (const std::size_t rank : indices(replica_of))
       is_whole = is_whole && (replica_of[rank] != replica || has_state[rank]);
     if (is_whole) return replica;
   }
@@ -101,7 +102,7 @@ void Regroup::give_state(const std::vector<nn::StateEntry>& state, const DeviceM
   const bool all_have = std::ranges::find(place_->has_state, false) == place_->has_state.end();
   std::optional<ckpt::StateHolders> holders;
   if (!all_have) holders.emplace(root.group(axis), *holder);
-  for (std::size_t rank = 0; rank < replica_of.size(); ++rank)
+  for (const std::size_t rank : indices(replica_of))
     if (!place_->has_state[rank]) newcomers_.insert(place_->replicas[static_cast<std::size_t>(replica_of[rank])]);
   place_->state->give(state, holders);
   group.host().barrier();

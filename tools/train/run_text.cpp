@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "nn/data/not_text.h"
+#include "runtime/tensor/indices.h"
 #include "tools/train/exit_status.h"
 
 namespace sherd::train {
@@ -49,7 +50,7 @@ std::pair<Tensor, Tensor> read_windows(
     std::int64_t count, std::int64_t sequence,
     const std::function<void(std::int64_t i, std::span<std::int32_t> window)>& read) {
   Tensor inputs = Tensor::empty({count, sequence}, DType::i32), targets = Tensor::empty({count, sequence}, DType::i32);
-  for (std::int64_t i = 0; i < count; ++i) {
+  for (const std::int64_t i : up_to(count)) {
     std::vector<std::int32_t> window(static_cast<std::size_t>(sequence + 1), 0);
     read(i, window);
     std::copy_n(window.begin(), sequence, inputs.mutable_data<std::int32_t>() + i * sequence);

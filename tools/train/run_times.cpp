@@ -8,6 +8,7 @@
 
 #include "runtime/comm/group/lanes.h"
 #include "runtime/os/host_name.h"
+#include "runtime/tensor/indices.h"
 #include "tools/train/gather_attrs.h"
 
 namespace sherd::train {
@@ -53,7 +54,7 @@ std::string print_units(std::span<const UnitTime> units, std::size_t most) {
       "  {0:<{1}}  {2:>9} {3:>9} {4:>9}  {5:>9} {3:>9} {4:>9}\n",
       "", width, "gather", "transfer", "skew", "reduce");
   UnitTime others;
-  for (std::size_t i = 0; i < units.size(); ++i) {
+  for (const std::size_t i : indices(units)) {
     if (i < most) {
       text += line_of(units[i].unit, width, units[i]);
       continue;

@@ -1,4 +1,5 @@
 #include "tools/train/step_log.h"
+#include "runtime/tensor/indices.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,7 +14,7 @@ namespace {
 constexpr std::int64_t kSettlingSteps = 3;  // orders are recorded, then a compiled step, twice
 
 void raise(CategoryBytes& most, const CategoryBytes& bytes) {
-  for (std::size_t c = 0; c < most.size(); ++c) most[c] = std::max(most[c], bytes[c]);
+  for (const std::size_t c : indices(most)) most[c] = std::max(most[c], bytes[c]);
 }
 
 double now_seconds() {

@@ -1,4 +1,5 @@
 #include "tools/train/stop_signals.h"
+#include "runtime/tensor/indices.h"
 
 #include <signal.h>
 
@@ -54,7 +55,7 @@ void forget_save_signals() {
 StopSignals::StopSignals() {
   const std::lock_guard lock(mutex);
   if (living++ > 0) return;
-  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+  for (const std::size_t i : indices(kSignals)) {
     struct sigaction noting = noting_action();
     if (kSignals[i] == SIGINT) noting.sa_flags |= static_cast<int>(SA_RESETHAND);  // the second finds the default
     ::sigaction(kSignals[i], nullptr, &actions_before[i]);
@@ -65,7 +66,7 @@ StopSignals::StopSignals() {
 StopSignals::~StopSignals() {
   const std::lock_guard lock(mutex);
   if (--living > 0) return;
-  for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &actions_before[i], nullptr);
+  for (const std::size_t i : indices(kSignals)) ::sigaction(kSignals[i], &actions_before[i], nullptr);
   noted_signal = 0;
   noted_save = false;
 }

@@ -12,6 +12,7 @@
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"
+#include "runtime/tensor/indices.h"
 #include "tools/train/exit_status.h"
 
 namespace sherd::train {
@@ -39,7 +40,7 @@ ReplicaLayout::ReplicaLayout(const TrainConfig& config, int ranks)
   num_replicas_ = std::max(nn::MeshAxes(axes_).size("replicate"), 1);
   check_run_survives(config, ranks);
   num_data_ranks_ = nn::count_data_ranks(axes_);
-  for (int rank = 0; rank < ranks; ++rank) {
+  for (const int rank : up_to(ranks)) {
     Place place{0, 0};
     int stride = ranks;
     for (const DeviceMesh::Axis& axis : axes_) {  // slowest first
@@ -54,9 +55,9 @@ ReplicaLayout::ReplicaLayout(const TrainConfig& config, int ranks)
 
 std::string ReplicaLayout::text() const {
   std::vector<std::string> replicas;
-  for (int replica = 0; replica < num_replicas_; ++replica) {
+  for (const int replica : up_to(num_replicas_)) {
     std::vector<int> ranks;
-    for (std::size_t rank = 0; rank < places_.size(); ++rank)
+    for (const std::size_t rank : indices(places_))
       if (places_[rank].replica == replica) ranks.push_back(static_cast<int>(rank));
     replicas.push_back(ranks_to_text(ranks));
   }
@@ -90,7 +91,7 @@ Survivor::Survivor(SurvivorOptions options)
           options_.notice),
       still_since_(Clock::now()),
       looked_at_(still_since_) {
-  for (int rank = 0; rank < options_.ranks; ++rank) now_.generation.ranks.push_back(rank);
+  for (const int rank : up_to(options_.ranks)) now_.generation.ranks.push_back(rank);
   now_.has_state.assign(now_.generation.ranks.size(), false);
 }
 

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "runtime/exec/purpose.h"
+#include "runtime/tensor/indices.h"
 #include "tools/train/explained_peak.h"
 #include "tools/train/gather_attrs.h"
 #include "tools/train/ghost_training.h"
@@ -71,10 +72,10 @@ std::vector<Peaks> peaks_of_ranks(ProcessGroup& group, const TrainSummary& summa
 
 std::string memory_table(Trainer& trainer, const std::vector<Peaks>& peaks, const TrainSummary& summary) {
   std::string text = fmt::format("memory, peak per category\n  {:<15}", "");
-  for (std::size_t r = 0; r < peaks.size(); ++r) text += fmt::format(" {:>10}", fmt::format("rank {}", r));
+  for (const std::size_t r : indices(peaks)) text += fmt::format(" {:>10}", fmt::format("rank {}", r));
   text += fmt::format(" {:>16}{}\n", "one rank (state)", summary.predicted ? "  rank 0 predicted" : "");
   const std::int64_t parameters = trainer.model().num_parameters();
-  for (std::size_t c = 0; c < kNumCategories; ++c) {
+  for (const std::size_t c : up_to(kNumCategories)) {
     const auto category = static_cast<MemoryCategory>(c);
     text += fmt::format("  {:<15}", name(category));
     for (const Peaks& rank : peaks) text += fmt::format(" {:>10}", format_bytes(rank.of_categories[c]));
@@ -88,8 +89,8 @@ std::string memory_table(Trainer& trainer, const std::vector<Peaks>& peaks, cons
 // Where a rank has held other bytes than predicted, to the byte.
 std::string other_than_predicted(const std::vector<Peaks>& peaks) {
   std::string text;
-  for (std::size_t r = 0; r < peaks.size(); ++r)
-    for (std::size_t c = 0; c < peaks[r].predicted.size(); ++c)
+  for (const std::size_t r : indices(peaks))
+    for (const std::size_t c : indices(peaks[r].predicted))
       if (const std::int64_t seen = peaks[r].of_categories[c], predicted = peaks[r].predicted[c]; seen != predicted)
         text +=
             fmt::format("  rank {:<10} {} bytes predicted{}, {} measured   DIFFERS\n", r, predicted,

@@ -7,6 +7,7 @@
 
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/job/world.h"
+#include "runtime/tensor/indices.h"
 #include "tools/train/model_factory.h"
 
 namespace sherd::train {
@@ -65,7 +66,7 @@ std::unique_ptr<nn::LanguageModel> Weights::make_loaded(Device device) const {
 
 void Weights::check_fits(const TrainConfig::Model& section) const {
   const auto wanted = model_values(section), found = model_values(model_);
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
+  for (const std::size_t i : indices(wanted)) {
     const auto& [key, value] = wanted[i];
     if (std::ranges::count(kOfTraining, key) > 0 || value == found[i].second) continue;
     if ((key == "model.vocabulary" || key == "model.positions") && value == ConfigValue(std::int64_t{0}))
