@@ -118,8 +118,8 @@ std::string Watch::lost_peer() const {
   for (const int peer : up_to(memory_.size())) {
     if (peer == memory_.rank()) continue;
     const RankCell& other = memory_.head(peer);
-    const bool has_left = other.presence == RankCell::Presence::left;
-    if (memory_.options.has_died && memory_.options.has_died(peer) && !(has_left && other.exit_status == 0))
+    const bool has_left = other.presence == RankCell::Presence::left, has_failed = other.exit_status > 0;
+    if (memory_.options.has_died && memory_.options.has_died(peer) && (!has_left || has_failed))
       return fmt::format("{} {}", casualty(memory_, peer), has_left ? departure(memory_, peer) : "died");
     const int root = memory_.root_rank(peer);
     if (beat_is_older(root, std::max(silence, states_.patience_with(root))) &&

@@ -18,8 +18,9 @@ namespace sherd {
 struct NcclGroupOptions {
   Device device{};               ///< of this rank
   std::optional<SumsBy> sums{};  ///< unset: ordered where up to 8 ranks share a host, else fast; alike on all ranks
-  /// Limits on the waits for other ranks: inside one call, until set_deadline(); on making communicators; at the end of
-  /// the last group, where what other ranks still receive must have left this one.
+  /// Limits on the waits for other ranks: of the device inside one call, until set_deadline() sets it and that of the
+  /// host's group; on making communicators; at the end of the last group, where what other ranks still receive must have
+  /// left this one.
   std::chrono::nanoseconds deadline = std::chrono::seconds(300), init_deadline = std::chrono::seconds(60),
                            closing_deadline = std::chrono::seconds(30);
   /// Queues that communicate. Each has a communicator in each group, made with the group; alike on all ranks.

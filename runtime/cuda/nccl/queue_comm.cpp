@@ -44,7 +44,8 @@ QueueComm::QueueComm(const NcclApi& api, const UniqueId& id, int size, int rank,
   Config config = config_of(api_, options_);
   const std::string what = fmt::format("a communicator of {} ranks", size_);
   try {
-    settle(api_.init_rank(&comm_, size_, id, rank_, &config), what, options_.init_deadline);
+    settle(api_.init_rank(&comm_, size_, id, rank_, &config), what,
+           std::min(options_.deadline, options_.init_deadline));
   } catch (...) {
     if (comm_) static_cast<void>(api_.abort(comm_));
     throw;
@@ -79,7 +80,8 @@ void QueueComm::settle(Result result, const std::string& what, std::chrono::nano
       if (result == Result::success) return;
     }
     if (Clock::now() > until)
-      throw NotCome(describe(what, fmt::format("not done after {:.1f} s: another rank has not come", seconds_of(deadline))));
+      throw NotCome(
+          describe(what, fmt::format("not done after {:.1f} s: another rank has not come", seconds_of(deadline))));
     if (polls < kPollsBeforePauses) std::this_thread::yield();
     else std::this_thread::sleep_for(kPause);
   }
@@ -103,6 +105,7 @@ void QueueComm::launch(std::span<const ListCall> calls, cudaStream_t stream) {
   Result result = Result::success;
   {
     const std::lock_guard lock(mutex_);
+    check(Result::success, what);  // a group that was begun must end
     check(api_.group_start(), what);
     for (const ListCall& call : calls)
       if (result == Result::success) result = start(call, stream);

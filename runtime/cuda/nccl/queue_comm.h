@@ -34,7 +34,8 @@ std::string text_of(std::span<const ListCall> calls);
 struct QueueCommOptions {
   std::string name;  ///< "dp gather": in messages, and in NCCL's logs
   int max_ctas = 0;  ///< blocks of the device that collectives may take; 0: as NCCL likes
-  /// Limits on waits for other ranks: until a list is on its stream, and until the communicator is made.
+  /// Limits on waits for other ranks: until a list is on its stream, and until the communicator is made, which the
+  /// first limits, too.
   std::chrono::nanoseconds deadline = std::chrono::seconds(300), init_deadline = std::chrono::seconds(60);
 };
 

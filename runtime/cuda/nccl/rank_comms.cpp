@@ -66,7 +66,7 @@ void RankComms::make(Group& group) {
     wanted.push_back({.name = fmt::format("{} {}", group.host->name(), queue),
                       .max_ctas = max_ctas_of(queue),
                       .deadline = options_.deadline,
-                      .init_deadline = std::min(options_.deadline, options_.init_deadline)});
+                      .init_deadline = options_.init_deadline});
   group.comms = make_comms(api_, *group.host, wanted);
   for (const auto& comm : group.comms) watchdog_.add(comm);
 }
@@ -109,7 +109,7 @@ void RankComms::fail(const CommError& error) {
 /// What all ranks are told, in the words that they see.
 std::string RankComms::tell(const std::string& why) {
   HostGroup& host = host_->host();
-  if (host.failure().empty()) host.abort(why);
+  host.abort(why);  // where it has failed already, that reason stays
   const std::string told = host.failure();
   const std::string reason = told.empty() ? why : told;
   failure_->set(CommError(reason));
