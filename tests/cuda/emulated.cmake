@@ -78,7 +78,11 @@ add_dependencies(test_cuda_training sherd emulated_nccl)
 
 # The emulated NCCL, over the functions that the backend binds.
 file(GLOB nccl_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/nccl/emulated_*.cpp)
-add_executable(test_nccl ${nccl_tests} cuda/nccl/fake_ranks.cpp cuda/emulated_library.cpp)
+# The table and the faults of tests/comm run on its groups too.
+set(conformance comm/backends.cpp comm/conformance/cases.cpp comm/conformance/check_case.cpp comm/conformance/engines.cpp
+    comm/conformance/faults.cpp)
+add_executable(test_nccl ${nccl_tests} ${conformance} cuda/nccl/fake_ranks.cpp cuda/nccl/nccl_engine.cpp
+               cuda/emulated_library.cpp)
 sherd_compile_together(test_nccl ${nccl_tests})
 target_link_libraries(test_nccl PRIVATE sherd_test_support emulated_nccl sherd_cuda_emulated)
 
