@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "compile/capture/capture.h"
+#include "compile/ir/analysis/sums.h"
 #include "compile/ir/text/parse.h"
 #include "compile/run/argument_copies.h"
 #include "compile/run/bind.h"
@@ -171,8 +172,11 @@ std::string CompiledStep::why() const {
     case Mode::record: return "recorded: " + reason_;
     case Mode::replay: {
       const std::optional<Predicted>& known = entries_.front()->predicted;
-      const std::string notes = known ? known->notes : "";
-      return "replayed" + reason_ + (notes.empty() ? "" : (reason_.empty() ? ": " : "; ") + notes);
+      std::string text = "replayed" + reason_;
+      for (const std::string& more :
+           {known ? known->notes : std::string(), ir::order_of_sums(entries_.front()->runs().program)})
+        if (!more.empty()) text += (text == "replayed" ? ": " : "; ") + more;
+      return text;
     }
   }
   fail("unknown mode {}", static_cast<int>(mode_));

@@ -103,7 +103,7 @@ class CompiledStep {
   Predicted predict(const ir::Program& recorded);
 
   /// How the last call ran, and why: "recorded: argument 0 is i64[4,16], the graph has i64[8,16]", "replayed by cuda:0
-  /// in one call, 812 nodes".
+  /// in one call, 812 nodes; sums 2 ranks of dp in 1 level". A replay names the order of its sums (ir/analysis/sums.h).
   std::string why() const;
   Mode mode() const { return mode_; }
   /// The recording the last call made or used, as passes left it; null before there is one.

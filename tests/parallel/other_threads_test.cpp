@@ -64,7 +64,7 @@ TEST(OtherThreads, StepsOfUnitsAreCaptured) {
               model->optimizer->step_and_clear();
             });
             for (int i = 0; i < 7; ++i) step(full({2, 8}, 1.0 + i + group->rank()));
-            EXPECT_EQ(step.why(), "replayed");
+            EXPECT_TRUE(step.why().starts_with("replayed")) << step.why();
             return model->values();
           };
           EXPECT_EQ(train(true), train(false)) << strategy << " " << is_narrow << " " << ranks;

@@ -142,6 +142,10 @@ TEST(TreeSums, CapturedPassesHaveTheSameBits) {
         EXPECT_TRUE(same_bits(compiled(x, x), step(eager, x))) << i;
       }
       EXPECT_EQ(compiled.mode(), CompiledStep::Mode::replay) << compiled.why();
+      std::size_t sums = 0;
+      const std::string why = compiled.why();
+      for (std::size_t at = 0; (at = why.find("2 ranks of", at)) != std::string::npos; ++at) ++sums;
+      EXPECT_EQ(sums, static_cast<std::size_t>((grid.shards > 1) + (grid.replicas > 1))) << why;
       const auto a = captured.net.parameters(), e = eager.net.parameters();
       for (std::size_t i = 0; i < a.size(); ++i)
         EXPECT_TRUE(same_bits(a[i]->value().local(), e[i]->value().local())) << a[i]->name();
