@@ -102,7 +102,8 @@ DataRanks ranks_around(const Module& module) {
 }  // namespace
 
 BatchPart batch_part(const Module& module, const Tensor& x) {
-  if (const auto& own = drawn_by().part) return *own;
+  const DrawnBy& by = drawn_by();
+  if (by.part) return by.micro.of(*by.part);
   DataRanks ranks = ranks_around(module);
   if (ranks.root && x.is_distributed()) ranks.remove(Spec::from(x).mesh());
   if (ranks.apart)
@@ -110,7 +111,7 @@ BatchPart batch_part(const Module& module, const Tensor& x) {
         "{} is to be drawn for on {} and on {}, of which neither has all ranks of the other: make both of one mesh, or "
         "say by set_batch_part() which rows this rank has",
         x, ranks.apart->first.describe(), ranks.apart->second.describe());
-  return ranks.part();
+  return by.micro.of(ranks.part());
 }
 
 BatchElements batch_elements(const Module& module, const Tensor& x) {

@@ -14,8 +14,8 @@ namespace sherd::nn {
 /// The part that `x` is, in the forward of `module`. The ranks with data of their own are those along the axes of the
 /// meshes of all units around it; of a module in no unit, of those below its root, unless two of them lie apart. They
 /// count row-major, slowest axis first, each as one row. Axes that `x` is distributed over do not count: it is whole on
-/// them. What set_batch_part() has set goes before all that. Local. Error if meshes of different roots share some
-/// ranks, and neither has all of both.
+/// them. What set_batch_part() has set goes before all that. A BatchPartScope of a micro-batch divides it. Local. Error
+/// if meshes of different roots share some ranks, and neither has all of both.
 BatchPart batch_part(const Module& module, const Tensor& x);
 
 /// Elements of the tensor of a whole batch.

@@ -56,11 +56,19 @@ class Counters final : public Slot {
   /// Numbers of parts that are set for long are not negative.
   void begin_part(const BatchPart& part, std::int64_t number) {
     drawn_by_.set_unseen<&DrawnBy::part>(part);
-    drawn_by_.set<&DrawnBy::which_part>(-(((number + 1) << 32) + part.all));
+    begin_part(number, part.all);
+  }
+  void begin_part(const MicroBatch& micro) {
+    drawn_by_.set_unseen<&DrawnBy::micro>(micro);
+    begin_part(micro.number, micro.count);
+  }
+  void begin_part(std::int64_t number, std::int64_t all) {
+    drawn_by_.set<&DrawnBy::which_part>(-(((number + 1) << 32) + all));
     fill_into(calls_.value(), 0);  // also before the first row draws: a replay finds counts of the step before
   }
   void end_part(const DrawnBy& before) {
     drawn_by_.set_unseen<&DrawnBy::part>(before.part);
+    drawn_by_.set_unseen<&DrawnBy::micro>(before.micro);
     drawn_by_.set<&DrawnBy::which_part>(before.which_part);
   }
   void keep() { copy_into(kept_.value(), calls_.value()); }
@@ -214,6 +222,15 @@ void set_batch_part(std::optional<BatchPart> part) {
 
 BatchPartScope::BatchPartScope(const BatchPart& part, std::int64_t number) : outer_(drawn_by()) {
   as_counters(*counters_slot()).begin_part(part, number);
+}
+
+BatchPartScope::BatchPartScope(const MicroBatch& micro) : outer_(drawn_by()) {
+  as_counters(*counters_slot()).begin_part(micro);
+}
+
+BatchPart MicroBatch::of(const BatchPart& rank) const {
+  const std::int64_t first = is_of_rank ? rank.first * count + number * rank.rows : number * rank.all + rank.first;
+  return {first, rank.rows, rank.all * count};
 }
 
 BatchPartScope::~BatchPartScope() { as_counters(*counters_slot()).end_part(outer_); }

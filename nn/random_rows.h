@@ -37,11 +37,22 @@ struct BatchPart {
 /// record again after a change. Error unless the rows lie among all.
 void set_batch_part(std::optional<BatchPart> part);
 
-/// What the two have set. The part itself is not that of other ranks, whose programs are to be the same.
+/// One of the micro-batches that ranks cut their rows into.
+struct MicroBatch {
+  std::int64_t number = 0, count = 1;
+  /// Its rows are neighbours in the batch of those of the rank's other micro-batches; else of the other ranks' rows in
+  /// it.
+  bool is_of_rank = true;
+  BatchPart of(const BatchPart& rank) const;
+  friend bool operator==(const MicroBatch&, const MicroBatch&) = default;
+};
+
+/// What these have set. The part itself is not that of other ranks, whose programs are to be the same.
 struct DrawnBy {
   std::uint64_t seed = 0;
   std::optional<BatchPart> part{};
   std::int64_t which_part = 0;  ///< that part by its number, which is the same where it was set before
+  MicroBatch micro{};           ///< of that part, or of the units'
   static constexpr AttrField fields[] = {
       attr<&DrawnBy::seed>("seed").seen_by(SeenBy::guard, "each random row"),
       attr<&DrawnBy::which_part>("batch_part").seen_by(SeenBy::guard, "each random row")};
@@ -55,6 +66,8 @@ const DrawnBy& drawn_by();
 class BatchPartScope : NoCopy {
  public:
   BatchPartScope(const BatchPart& part, std::int64_t number);
+  /// The same for a micro-batch, of whichever part a module's rank has.
+  explicit BatchPartScope(const MicroBatch& micro);
   ~BatchPartScope();
 
  private:

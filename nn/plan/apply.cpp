@@ -128,6 +128,7 @@ Tensor forward_backward(const TrainingPlan& plan, Module& model, std::span<const
     for (std::size_t i = 0; !whole && i < part.size(); ++i) part[i] = narrow(batch[i], 0, m * micro, micro);
     std::optional<BatchPartScope> leaf;
     if (by_leaf) leaf.emplace(BatchPart{leaves.first + m, 1, plan.leaves}, m);
+    else if (!whole) leaf.emplace(MicroBatch{m, parts, !plan.accumulate_shards});
     if (is_last && options.before_last) options.before_last();
     Tensor value = loss(part);
     if (!whole && !by_leaf) value = mul(value, share);

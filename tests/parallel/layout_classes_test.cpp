@@ -76,14 +76,12 @@ std::vector<RankLayout> rank_layouts() {
           {"dp2,tp2", 4, {.mesh = "dp=2,tp=2"}}};
 }
 
-std::vector<Tensor> tokens_of_step(std::int64_t step, const TrainingPlan& plan, int rank, int ranks) {
-  const std::int64_t rows = kRowsOfBatch / ranks, micro = rows / plan.micro_batches;
+std::vector<Tensor> tokens_of_step(std::int64_t step, int rank, int ranks) {
+  const std::int64_t rows = kRowsOfBatch / ranks;
   const Tensor tokens = Tensor::empty({rows, kTokensOfRow}, DType::i32),
                targets = Tensor::empty({rows, kTokensOfRow}, DType::i32);
   for (std::int64_t i = 0; i < rows; ++i) {
-    const std::int64_t row =
-        plan.numerics.layout_free() ? rank * rows + i : (i / micro * ranks + rank) * micro + i % micro;
-    std::uint64_t state = static_cast<std::uint64_t>(step * kRowsOfBatch + row) * 0x9e3779b97f4a7c15u + 1;
+    std::uint64_t state = static_cast<std::uint64_t>(step * kRowsOfBatch + rank * rows + i) * 0x9e3779b97f4a7c15u + 1;
     for (std::int64_t t = 0; t < kTokensOfRow; ++t) {
       state = state * 6364136223846793005u + 1442695040888963407u;
       tokens.mutable_data<std::int32_t>()[i * kTokensOfRow + t] = static_cast<std::int32_t>((state >> 33U) % kIds);
@@ -121,7 +119,7 @@ std::string trained(const RankLayout& layout, const nn::LanguageModelConfig& arc
   std::string losses;
   for (std::int64_t step = 0; step < steps; ++step) {
     nn::set_step(step);
-    const std::vector<Tensor> in = tokens_of_step(step, plan, mesh.data_rank(), mesh.num_data_ranks());
+    const std::vector<Tensor> in = tokens_of_step(step, mesh.data_rank(), mesh.num_data_ranks());
     const Tensor loss = (compiled ? (*compiled)(in) : update(in))[0];
     losses += fmt::format(" {:a}", loss.item<float>());
   }

@@ -8,6 +8,7 @@
 #include "compile/compile.h"
 #include "nn/batch_part.h"
 #include "nn/models/gpt.h"
+#include "nn/plan/apply.h"
 #include "nn/recompute.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/strategy_cases.h"
@@ -251,6 +252,45 @@ TEST(FullyShard, F143_RanksDrawTheMasksOfOneRankWithProcesses) {
     expect_draws_of_one_rank({"hybrid", {{"replicate", 2}, {"dp", 2}}, over(nn::strategy("hybrid_shard"))}, group,
                              whole);
   });
+}
+
+/// What this rank draws in forward_backward() for its part of a batch of ones, row after row.
+std::vector<float> drawn_in_parts(const Group& group, std::int64_t parts, bool accumulates_shards) {
+  NoisyNet net;
+  shard(net, DeviceMesh(group));
+  net.materialize(nn::Seed{3});
+  nn::set_seed({5});
+  nn::set_step(1);
+  const Tensor own[] = {rows_of_rank(ones({kWholeRows, kNoisyWidth}), group->rank(), group->size())};
+  std::vector<float> all;
+  nn::forward_backward({.micro_batches = parts, .accumulate_shards = accumulates_shards}, net, own,
+                       [&](std::span<const Tensor> part) {
+                         const Tensor y = net(part[0]);
+                         const std::vector<float> drawn = floats_of(y);
+                         all.insert(all.end(), drawn.begin(), drawn.end());
+                         return sum(square(y));
+                       });
+  return all;
+}
+
+// Its micro-batches are neighbours in the whole batch; where shards add up, those of all ranks are.
+TEST(FullyShard, F143_MicroBatchesDrawTheMasksOfTheWholeBatch) {
+  std::vector<float> whole;
+  run_ranks(1, [&](const Group& group) { whole = drawn_in_parts(group, 1, false); });
+  for (const int ranks : {1, 2, 4})
+    for (const std::int64_t parts : {1, 2})
+      for (const bool shards : {false, true})
+        run_ranks(ranks, [&](const Group& group) {
+          const std::vector<float> drawn = drawn_in_parts(group, parts, shards);
+          const std::ptrdiff_t count = std::ssize(whole) / (ranks * parts);
+          ASSERT_EQ(std::ssize(drawn), parts * count);
+          for (std::ptrdiff_t p = 0; p < parts; ++p) {
+            const auto from = whole.begin() + count * (shards ? p * ranks + group->rank() : group->rank() * parts + p);
+            const auto own = drawn.begin() + p * count;
+            EXPECT_EQ(std::vector(own, own + count), std::vector(from, from + count))
+                << ranks << " ranks, part " << p << (shards ? " of shards" : "");
+          }
+        });
 }
 
 // The rows are equal, so that only masks tell them apart.

@@ -84,11 +84,16 @@ void say_what_changes(const Run& run, const ckpt::Manifest& save, const TrainCon
         "it was trained when ranks were added one after the other; they are added as a tree now, so on {} ranks "
         "later steps differ by rounding from that program's",
         ranks));
-  const auto sums = save.state.find(kSumsOfSave);
-  const bool was_fast = sums != save.state.end() && sums->second == ckpt::StateValue(std::string(kFastSums));
+  const std::string sums =
+      save.state.contains(kSumsOfSave) ? save.state_value<std::string>(kSumsOfSave) : std::string();
+  const bool was_fast = sums.starts_with(kFastSums);
   if (was_fast != !run.group->abilities().ordered_sum)
     say(fmt::format("it was trained with sums {}, and goes on with sums {}: later steps differ by rounding",
                     was_fast ? "in NCCL's order" : "as a tree", was_fast ? "as a tree" : "in NCCL's order"));
+  const bool has_micro_batches = config.plan.micro_batches > 1 && !config.plan.accumulate_shards;
+  if (has_micro_batches && !sums.ends_with(kSumsOfNeighbours))
+    say("its micro-batches were rows of all ranks together, which drew one after the other; a rank's are neighbouring "
+        "rows now, which draw as one batch, so later steps differ from that program's by rounding and by dropout");
   const std::int64_t before = saved.optimizer.decay_steps, now = config.optimizer.decay_steps;
   if (before == now || config.optimizer.min_lr == config.optimizer.lr) return;
   const std::int64_t end = std::min(config.steps, std::max(before, now) + 1);  // both plans are over there
@@ -180,7 +185,7 @@ void RunStart::agree_on_config() {
     const std::optional<nn::BatchPart> part = run_.regroup.batch_part();
     run_.rows.ranks = part ? static_cast<int>(part->all) : nn::count_data_ranks(config_.plan.mesh.of(group_.size()));
     run_.rows.count = local_batch(config_, run_.rows.ranks);
-    run_.rows.are_leaves = config_.plan.numerics.layout_free();
+    run_.rows.are_neighbours = !config_.plan.accumulate_shards;
     run_.rows.micro = run_.rows.count / nn::on_ranks(config_.plan, run_.rows.ranks).micro_batches;
   });
 }

@@ -77,8 +77,8 @@ void Run::save(std::int64_t updates) {
   data.note(manifest);
   manifest.state[kSumsOfSave] = config.plan.numerics.layout_free()
                                     ? fmt::format("tree of {} leaves", config.plan.leaves)
-                                : group->abilities().ordered_sum ? "tree"
-                                                                 : kFastSums;
+                                    : fmt::format("{}{}", group->abilities().ordered_sum ? "tree" : kFastSums,
+                                                  config.plan.accumulate_shards ? "" : kSumsOfNeighbours);
   if (device != Device::cpu()) {
     Picks of_all;
     for (const std::string& own : gather_text(*group, picks_of_rank().text())) of_all.load(own);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,10 +23,12 @@
 namespace sherd::train {
 
 /// In the state of a save: "tree", in which order its reductions added (docs/numerics.md). Those of before say nothing,
-/// and added ranks one after the other.
+/// and added ranks one after the other. "... of neighbours": micro-batches of a rank were neighbouring rows, which
+/// those of before were with accumulate = 1 alone.
 inline constexpr const char* kSumsOfSave = "sums";
+inline constexpr std::string_view kSumsOfNeighbours = " of neighbours";  ///< the end of that word
 /// ... or "fast": in the order of NCCL.
-inline constexpr const char* kFastSums = "fast";
+inline constexpr std::string_view kFastSums = "fast";
 /// In the state of a save of GPUs: the job's picks (exec/picks.h), as a text.
 inline constexpr const char* kPicksOfSave = "picks";
 

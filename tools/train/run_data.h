@@ -12,15 +12,16 @@
 
 namespace sherd::train {
 
-/// Rows of a rank in a batch of `ranks` ranks with data of their own, cut into micro-batches: neighbouring ones, which
-/// are leaves of the batch; else a micro-batch of all ranks together is the same run of rows on any number of ranks.
+/// Rows of a rank in a batch of `ranks` ranks with data of their own, cut into micro-batches: neighbouring ones, whose
+/// gradients a rank adds up before ranks add theirs. Else a micro-batch of all ranks together is the same run of rows
+/// on any number of ranks, which add up its gradients first.
 struct BatchRows {
   std::int64_t count = 0, micro = 0;
   int rank = 0, ranks = 1;
-  bool are_leaves = false;
+  bool are_neighbours = true;
   /// The row of the batch that row `i` of this rank is.
   std::int64_t of_batch(std::int64_t i) const {
-    return are_leaves ? rank * count + i : (i / micro * ranks + rank) * micro + i % micro;
+    return are_neighbours ? rank * count + i : (i / micro * ranks + rank) * micro + i % micro;
   }
 };
 
