@@ -43,6 +43,16 @@ class Poison {
   std::string reason_;
 };
 
+// Between devices a library adds on the way, so that terms travel in the type of their sum. Host groups add what has
+// arrived, in the narrower type.
+std::int64_t bytes_of_sums(const Collective& call) {
+  if (call.op != comm::CommOp::reduce_scatter) return call.bytes();
+  std::int64_t bytes = 0;
+  for (const CollectivePart& part : call.parts)
+    for (const std::int64_t count : part.counts) bytes += count * byte_size(part.wire_type());
+  return bytes;
+}
+
 class GhostGroup final : public HostGroup {
  public:
   GhostGroup(int rank, std::vector<int> ranks, int root_rank, comm::Division division, std::string name,
@@ -55,7 +65,10 @@ class GhostGroup final : public HostGroup {
 
   bool supports(Device) const override { return true; }  // nothing moves, wherever it is
   void issue(Collective call, const CollectiveSite& site) override {
-    comm::issue_on_host(*this, std::move(call), site);
+    comm::check_issue(*this, call, site);
+    QueueWork work = comm::work_of(lane(site.queue.name()), call, site);
+    if (site.queue.device() != Device::cpu()) work.bytes = bytes_of_sums(call);
+    site.queue.submit(std::move(work));
   }
   HostGroup& lane(std::string_view queue) override {
     lane_numbers_.of(queue);
