@@ -25,7 +25,10 @@ bool GroupLink::covers(Movement movement, double bytes) const {
   return shaped || (out ? out->covers(movement, ranks, bytes * sharing) : in->covers(movement, ranks, bytes));
 }
 
-std::string_view GroupLink::name() const { return shaped ? "link" : out ? out->name : in->name; }
+std::string_view GroupLink::name() const {
+  if (shaped) return "link";
+  return out ? out->name : in->name;
+}
 
 // NICs that a host has are divided by the groups that leave it. A group uses at most one for each of its ranks there.
 GroupLink group_link(const Cluster& cluster, std::string_view label, const RankGrid& grid, int rank) {
