@@ -121,7 +121,7 @@ TEST(DiscoverRank, Torchrun) {
 // MASTER_PORT is torchrun's own.
 TEST(DiscoverRank, TorchrunsRanksOfSeveralHostsMeetBesideItsMaster) {
   const auto several = [](const Variables& more) {
-    return discover(merge(with(kTorchrun, "MASTER_ADDR", "node0"), more));
+    return discover(merge(more, with(kTorchrun, "MASTER_ADDR", "node0")));  // of two values the first counts
   };
   const RankInfo beside = several({{"MASTER_PORT", "29500"}}), chosen = several({{"SHERD_PORT", "7"}});
   EXPECT_EQ(beside.store_host, "node0");
