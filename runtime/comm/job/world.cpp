@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <utility>
 
 #include "runtime/comm/board/shm_group.h"
 #include "runtime/comm/group/agree.h"
@@ -28,9 +30,23 @@ struct ConnectedWorld : NoCopy {
 
   ~ConnectedWorld() {
     group.reset();
-    if (awaited > 0) await_departures(*store, awaited, std::chrono::seconds(10));
+    await_others();
+  }
+  void await_others() {
+    if (const int ranks = std::exchange(awaited, 0); ranks > 0)
+      await_departures(*store, ranks, std::chrono::seconds(10));
   }
 };
+
+// The rank context of a plain program, and with it the world, is never destroyed.
+void await_others_at_exit(const std::shared_ptr<ConnectedWorld>& world) {
+  static std::weak_ptr<ConnectedWorld> hosted;
+  hosted = world;
+  static const int registered = std::atexit([] {
+    if (const auto alive = hosted.lock()) alive->await_others();
+  });
+  check(registered == 0, "the process takes no more calls for its end");
+}
 
 struct KnownWorld {
   std::shared_ptr<ProcessGroup> group;
@@ -51,7 +67,10 @@ std::shared_ptr<ProcessGroup> meet_over_store(std::shared_ptr<ConnectedWorld> wo
                                   {.connect = [rank, deadline] { return join_store(rank, deadline); },
                                    .deadline = std::min(options.deadline, options.silence),
                                    .notice = {.say = options.say}});
-  if (rank.rank == 0) world->awaited = rank.world_size;
+  if (rank.rank == 0) {
+    world->awaited = rank.world_size;
+    await_others_at_exit(world);
+  }
   world->group->host().barrier();  // who has not come by then has given no sign of life
   world->group->set_deadline(options.deadline);
   check_same_level(*world->group);
