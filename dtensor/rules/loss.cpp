@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "dtensor/rule.h"
+#include "runtime/comm/group/sum_order.h"
 #include "runtime/op/rows/create_attrs.h"
 #include "runtime/op/rows/loss.h"
 #include "runtime/op/rows/loss_attrs.h"
@@ -111,9 +112,16 @@ Tensor constant(double value, DType dtype, Device device) {
   return std::move(below(op::full, FullAttrs{{}, value, dtype, device}, std::span<Tensor>{})[0]);
 }
 
+// 0-d tensors in one; a single one stays as it is.
+Tensor joined(std::vector<Tensor> all) {
+  if (all.size() == 1) return all[0];
+  for (Tensor& t : all) t = below(op::view, ShapeAttrs{Shape{1}}, std::move(t));
+  return std::move(below(op::cat, DimAttrs{0}, std::span<Tensor>(all))[0]);
+}
+
 struct Rows {
-  Tensor lse;         // [...] per row
-  Tensor sum, count;  // 0-d: of the negative log likelihoods, of the targets that count
+  Tensor lse;                        // [...] per row
+  std::vector<Tensor> sums, counts;  // 0-d, of each leaf: of the negative log likelihoods, of the targets that count
 };
 
 // From max, sum of exp(x - max) and the target's logit of this rank's classes to the result over the classes of all
@@ -138,8 +146,15 @@ Rows combine_classes(const LocalCall& local, const CrossEntropyAttrs& attrs, Ten
   const Tensor losses = below(op::where, {}, counts, below(op::add, {}, below_most, log_sum), zero);
   rows.lse = below(op::where, {}, counts, lse, zero);
   const ReduceAttrs every{(std::uint64_t{1} << targets.ndim()) - 1, false};
-  rows.sum = below(op::sum, every, losses);
-  rows.count = below(op::sum, every, below(op::cast, CastAttrs{dtype}, counts));
+  const auto of_leaf = [&](const Tensor& all, std::int64_t leaf) {
+    if (attrs.leaves == 1) return all;
+    const std::int64_t own = all.size(0) / attrs.leaves;
+    return below(op::narrow, NarrowAttrs{0, leaf * own, own}, all);
+  };
+  for (std::int64_t leaf = 0; leaf < attrs.leaves; ++leaf) {
+    rows.sums.push_back(below(op::sum, every, of_leaf(losses, leaf)));
+    rows.counts.push_back(below(op::sum, every, below(op::cast, CastAttrs{dtype}, of_leaf(counts, leaf))));
+  }
   return rows;
 }
 
@@ -155,22 +170,31 @@ Tensors run_loss(const LocalCall& local, AttrsView attrs, std::span<Tensor> in, 
   if (class_axes.empty()) {
     Tensors whole = below(local.call.op, attrs, in);
     if (row_axes.empty()) return whole;
-    rows = {whole[1], below(op::mul, {}, whole[0], whole[2]), whole[2]};
+    check(attrs.as<CrossEntropyAttrs>().leaves == 1,
+          "{}: rows of {} leaves that ranks share out have no mean of each leaf; train leaves one after the other",
+          local.call.op.name, attrs.as<CrossEntropyAttrs>().leaves);
+    rows = {whole[1], {below(op::mul, {}, whole[0], whole[2])}, {whole[2]}};
   } else {
     const Tensor targets = in[targets_input];
     rows = combine_classes(local, attrs.as<CrossEntropyAttrs>(), below(parts_row, attrs, in), targets, class_axes);
   }
-  if (!row_axes.empty()) {
-    const Tensor both = reduce_over(pair(rows.sum, rows.count), local.in[kX]->mesh(), row_axes, ReduceKind::sum);
-    rows.sum = part_of_pair(both, 0);
-    rows.count = part_of_pair(both, 1);
+  std::vector<Tensor> means;
+  for (const std::size_t leaf : indices(rows.sums)) {
+    Tensor &sum = rows.sums[leaf], &count = rows.counts[leaf];
+    if (!row_axes.empty()) {
+      const Tensor both = reduce_over(pair(sum, count), local.in[kX]->mesh(), row_axes, ReduceKind::sum);
+      sum = part_of_pair(both, 0);
+      count = part_of_pair(both, 1);
+    }
+    // If no target counts, the sum is 0 and so is the mean.
+    const Tensor divisor = below(op::clamp, ClampAttrs{1, std::numeric_limits<double>::infinity()}, Tensor(count));
+    means.push_back(below(op::div, {}, sum, divisor));
   }
-  // If no target counts, the sum is 0 and so is the mean.
-  const Tensor divisor = below(op::clamp, ClampAttrs{1, std::numeric_limits<double>::infinity()}, Tensor(rows.count));
   Tensors out;
-  out.push_back(below(op::div, {}, rows.sum, divisor));
+  out.push_back(sum_in_tree(std::span<const Tensor>(means),
+                            [](const Tensor& a, const Tensor& b) { return below(op::add, {}, a, b); }));
   out.push_back(rows.lse);
-  out.push_back(rows.count);
+  out.push_back(joined(rows.counts));
   return out;
 }
 

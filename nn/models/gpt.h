@@ -43,7 +43,7 @@ class Gpt : public LanguageModel {
   Tensor forward(const Tensor& tokens, const Tensor& targets) override;
   std::vector<Module*> blocks() override { return {blocks_.items().begin(), blocks_.items().end()}; }
   std::int64_t max_tokens() const override { return config_.tokens; }
-  std::string why_leaves_apart() const override { return config_.dropout > 0 ? "dropout draws for each" : ""; }
+  std::string why_leaves_apart() const override { return ""; }
 
  private:
   Config config_;

@@ -28,7 +28,7 @@ class LanguageModel : public Layer<LanguageModel> {
   virtual std::vector<Module*> blocks() = 0;
   virtual std::int64_t max_tokens() const = 0;
   /// Why leaves of a batch (numerics = layout_free) do not share a pass; empty: they may, because forward with targets
-  /// keeps rows of dim 0 apart up to one linear_cross_entropy(), its result, and draws nothing.
+  /// keeps rows of dim 0 apart up to one linear_cross_entropy(), its result, and draws by Dropout modules alone.
   virtual std::string why_leaves_apart() const { return "the model does not say that it keeps rows apart"; }
 };
 

@@ -89,14 +89,15 @@ Leaves leaves_of(const TrainingPlan& plan, const Module& model, std::span<const 
   return {first / own.all, count / own.all};
 }
 
-// The loss is the sum of the leaves' own, so each has the gradients that it has alone.
-Tensor in_one_pass(std::int64_t leaves, std::span<const Tensor> batch,
+// The loss is the sum of the leaves' own, so each has the gradients that it has alone. Rows draw as each alone too.
+Tensor in_one_pass(const Leaves& leaves, std::int64_t all, std::span<const Tensor> batch,
                    const std::function<Tensor(std::span<const Tensor> part)>& loss, const ForwardBackward& options) {
-  const LeavesScope scope(leaves);
+  const LeavesScope scope(leaves.count);
+  const BatchPartScope rows({leaves.first, leaves.count, all}, 0);
   if (options.before_last) options.before_last();
   const Tensor sum = loss(batch);
   backward(sum);
-  return mul(sum.detach(), 1.0 / static_cast<double>(leaves));
+  return mul(sum.local().detach(), 1.0 / static_cast<double>(leaves.count));  // every rank of the tp axis has it
 }
 
 Tensor sum_in_turn(std::span<const Tensor> terms) {
@@ -119,7 +120,7 @@ Tensor forward_backward(const TrainingPlan& plan, Module& model, std::span<const
         rows, parts, parts);
   if (by_leaf && options.leaves_share_pass && parts > 1 && batch[0].numel() / parts >= kFewestPositions) {
     units(model).set_requires_gradient_sync(true);
-    return in_one_pass(parts, batch, loss, options);
+    return in_one_pass(leaves, plan.leaves, batch, loss, options);
   }
   const double share = 1.0 / static_cast<double>(parts);
   std::vector<Tensor> part(batch.begin(), batch.end()), losses;

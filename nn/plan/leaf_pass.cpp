@@ -5,12 +5,12 @@
 namespace sherd::nn {
 
 std::string why_micro_batches(const TrainingPlan& plan, const LanguageModel& model, std::int64_t positions) {
-  if (plan.param_dtype != DType::f32)
-    return fmt::format("gradients in {} are rounded leaf by leaf", name(plan.param_dtype));
+  if (plan.param_dtype == DType::f16) return "gradients in f16 are scaled";
+  if (plan.param_dtype == DType::bf16 && plan.mesh.has("tp"))
+    return "ranks of tensor parallelism round sums of bf16 otherwise";
   for (const Parameter* p : model.parameters())
     if (const DType dtype = p->sharded_value().dtype(); dtype != DType::f32)
       return fmt::format("\"{}\" is {}", p->name(), name(dtype));
-  if (plan.mesh.has("tp")) return "ranks of tensor parallelism sum gradients of each";
   if (positions < kFewestPositions)
     return fmt::format("one has {} positions, and products of fewer than {} sum in another order", positions,
                        kFewestPositions);

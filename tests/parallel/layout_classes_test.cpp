@@ -125,6 +125,8 @@ std::string trained(const RankLayout& layout, const nn::LanguageModelConfig& arc
   }
   EXPECT_TRUE(!layout.leaves_share_pass || forwards <= steps) << layout.name;
   EXPECT_TRUE(!compiled || compiled->mode() == CompiledStep::Mode::replay) << compiled->why();
+  const bool says_leaves = compiled && compiled->why().find(" leaves in ") != std::string::npos;
+  EXPECT_EQ(says_leaves, compiled && layout.leaves_share_pass) << layout.name;
   return ckpt::hash_state(nn::training_state(*model, &optimizer), *group) + losses;
 }
 
@@ -202,19 +204,30 @@ TEST(LayoutClasses, LayoutFreeIsOneForEachDivisionOfTensors) {
   expect_not_more(classes_of(all_layout_free(rank_layouts()), kTiedGptOfClasses, 10), "layout_free, f32, tied gpt2");
 }
 
-// Beside one rank whose leaves run one after the other.
+// Beside one layout for each division of tensors whose leaves run one after the other.
 TEST(LayoutClasses, LeavesThatShareAPassChangeNoBit) {
   std::vector<RankLayout> all = all_layout_free(rank_layouts());
-  std::erase_if(all, [](const RankLayout& layout) { return layout.plan.mesh.has("tp"); });
-  for (RankLayout& layout : all) layout.leaves_share_pass = layout.name != "1";
+  for (RankLayout& layout : all) layout.leaves_share_pass = true;
   all.push_back(
       {"compile recompute", 2, {.recompute = "selective", .numerics = "layout_free", .compiled = true}, 1, true});
-  nn::Gpt::Config gpt = kTiedGptOfClasses;
-  gpt.dropout = 0;
-  for (const nn::LanguageModelConfig& architecture : std::vector<nn::LanguageModelConfig>{gpt, kLlamaOfClasses}) {
-    const Classes found = classes_of(all, architecture, 6);
-    EXPECT_EQ(found.size(), 1U) << text_of_classes(found);
+  const std::vector<std::string> divisions{"1", "tp2", "tp4", "tp2:sequence"};
+  for (const std::string& name : divisions) {
+    RankLayout apart = *std::ranges::find(all, name, &RankLayout::name);
+    apart.name += " apart";
+    apart.leaves_share_pass = false;
+    all.push_back(std::move(apart));
   }
+  std::vector<RankLayout> in_bf16 = all_in_bf16(all);
+  std::erase_if(in_bf16, [](const RankLayout& layout) { return layout.plan.mesh.has("tp"); });
+  for (const auto& layouts : {all, in_bf16})
+    for (const nn::LanguageModelConfig& architecture :
+         std::vector<nn::LanguageModelConfig>{kTiedGptOfClasses, kLlamaOfClasses}) {
+      const Classes found = classes_of(layouts, architecture, 6);
+      EXPECT_EQ(found.size(), layouts.size() == all.size() ? divisions.size() : 1) << text_of_classes(found);
+      for (const auto& names : found)
+        EXPECT_EQ(std::ranges::count_if(names, [](const auto& name) { return name.ends_with(" apart"); }), 1)
+            << text_of_classes(found);
+    }
 }
 
 TEST(LayoutClasses, LayoutFreeIsOneForEachDivisionOfTensorsInBf16) {

@@ -212,8 +212,10 @@ TEST(LeafPass, SaysWhyLeavesRunOneAfterTheOther) {
     EXPECT_EQ(why(), "");
     EXPECT_NE(nn::why_micro_batches(plan, Own(), 64).find("does not say"), std::string::npos);
     EXPECT_NE(nn::why_micro_batches(plan, Apart(), 8).find("8 positions"), std::string::npos);
-    EXPECT_NE(why({.param_dtype = DType::bf16}).find("bf16"), std::string::npos);
-    EXPECT_NE(why({.mesh = "dp=1,tp=2"}).find("tensor parallelism"), std::string::npos);
+    EXPECT_EQ(why({.param_dtype = DType::bf16}), "");
+    EXPECT_NE(why({.param_dtype = DType::f16}).find("f16"), std::string::npos);
+    EXPECT_EQ(why({.mesh = "dp=1,tp=2"}), "");
+    EXPECT_NE(why({.mesh = "dp=1,tp=2", .param_dtype = DType::bf16}).find("tensor parallelism"), std::string::npos);
     Apart narrow;
     narrow.cast_to(DType::bf16);
     EXPECT_NE(nn::why_micro_batches(plan, narrow, 64).find("\"weight\" is bf16"), std::string::npos);
