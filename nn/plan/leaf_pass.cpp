@@ -6,8 +6,6 @@ namespace sherd::nn {
 
 std::string why_micro_batches(const TrainingPlan& plan, const LanguageModel& model, std::int64_t positions) {
   if (plan.param_dtype == DType::f16) return "gradients in f16 are scaled";
-  if (plan.param_dtype == DType::bf16 && plan.mesh.has("tp"))
-    return "ranks of tensor parallelism round sums of bf16 otherwise";
   for (const Parameter* p : model.parameters())
     if (const DType dtype = p->sharded_value().dtype(); dtype != DType::f32)
       return fmt::format("\"{}\" is {}", p->name(), name(dtype));

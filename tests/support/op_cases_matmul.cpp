@@ -38,11 +38,13 @@ void add_matmul_cases(OpCases& cases) {
   const auto of_leaves = [&](const std::string& name, const Shape& x, std::int64_t outs, std::int64_t leaves) {
     cases.push_back({.op = "leaf_linear",
                      .name = name,
-                     .args = {normal(x), normal({outs, x.back()}), absent()},
+                     .args = {normal(x), normal({outs, x.back()}), normal({outs})},
                      .attrs = LeafAttrs{leaves}});
+    cases.push_back(
+        {.op = "leaf_matmul", .name = name, .args = {normal(x), normal({x.back(), outs})}, .attrs = LeafAttrs{leaves}});
     Shape grad = x;
     grad[grad.size() - 1] = outs;
-    // Of 16 bits it gives f32, made of products that are rounded.
+    // It gives f32 of 16 bits, made of products that are rounded.
     cases.push_back({.op = "leaf_weight_grad",
                      .name = name,
                      .args = {normal(grad), normal(x)},

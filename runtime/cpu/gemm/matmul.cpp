@@ -71,10 +71,9 @@ std::int64_t leaf_stride(const MatrixLayout& layout, std::int64_t rows) {
   return rows * (layout.transposed ? 1 : layout.ld);
 }
 
-// One problem for each of `leaves` equal parts of the rows.
-void linear_of_leaves(const KernelCall& c, std::int64_t leaves) {
-  const Tensor &out = c.out[0], &bias = c.in[2];
-  check(!c.accumulate || !bias.defined(), "{} with a bias is not added to what is there", c.op.name);
+// One problem for each of `leaves` equal parts of the rows. The right matrix is [K, N], or as weights are.
+void rows_of_leaves(const KernelCall& c, std::int64_t leaves, bool is_weight, const Tensor& bias) {
+  const Tensor& out = c.out[0];
   if (out.numel() == 0) return;
   ScratchCursor scratch(c.exec);
   const Rows x = prepare_rows(c.in[0], scratch), weight = prepare_matrix(c.in[1], scratch);
@@ -82,10 +81,10 @@ void linear_of_leaves(const KernelCall& c, std::int64_t leaves) {
   const Gemm g{.dtype = out.dtype(),
                .result = out.dtype(),
                .transpose_a = x.layout.transposed,
-               .transpose_b = !weight.layout.transposed,
+               .transpose_b = weight.layout.transposed != is_weight,
                .m = rows,
                .n = n,
-               .k = c.in[1].size(1),
+               .k = c.in[1].size(is_weight ? 1 : 0),
                .lda = x.layout.ld,
                .ldb = weight.layout.ld,
                .ldc = n,
@@ -97,8 +96,9 @@ void linear_of_leaves(const KernelCall& c, std::int64_t leaves) {
   gemm(g, x.data, weight.data, out.raw());
 }
 
-void linear_kernel(const KernelCall& c) { linear_of_leaves(c, 1); }
-void leaf_linear_kernel(const KernelCall& c) { linear_of_leaves(c, c.attrs.as<LeafAttrs>().leaves); }
+void linear_kernel(const KernelCall& c) { rows_of_leaves(c, 1, true, c.in[2]); }
+void leaf_linear_kernel(const KernelCall& c) { rows_of_leaves(c, c.attrs.as<LeafAttrs>().leaves, true, c.in[2]); }
+void leaf_matmul_kernel(const KernelCall& c) { rows_of_leaves(c, c.attrs.as<LeafAttrs>().leaves, false, {}); }
 
 // [..., N] [..., K] -> [N, K], as one problem for each of `leaves` equal parts of the rows.
 template <class Product>
@@ -150,11 +150,19 @@ std::int64_t linear_weight_grad_scratch(const InferCall& call) {
   return bytes;
 }
 
+namespace {
+std::int64_t leaf_matmul_scratch(const InferCall& call) {
+  return scratch_unless(rows_layout(call.in[0]).usable, call.in[0]) +
+         scratch_unless(matrix_layout(call.in[1]).usable, call.in[1]);
+}
+}  // namespace
+
 void register_matmul(OpTable& table) {
   table.kernel(op::matmul, Device::Kind::cpu, matmul_kernel, matmul_scratch);
   table.kernel(op::linear, Device::Kind::cpu, linear_kernel, linear_scratch);
   table.kernel(op::linear_weight_grad, Device::Kind::cpu, linear_weight_grad_kernel, linear_weight_grad_scratch);
   table.kernel(op::leaf_linear, Device::Kind::cpu, leaf_linear_kernel, linear_scratch);
+  table.kernel(op::leaf_matmul, Device::Kind::cpu, leaf_matmul_kernel, leaf_matmul_scratch);
   table.kernel(op::leaf_weight_grad, Device::Kind::cpu, leaf_weight_grad_kernel, linear_weight_grad_scratch);
 }
 

@@ -63,10 +63,9 @@ std::int64_t part_stride(const Operand& rows, std::int64_t count) {
   return count * (rows.transposed() ? 1 : rows.ld());
 }
 
-// One problem for each of `leaves` equal parts of the rows.
-void linear_of_leaves(const KernelCall& c, std::int64_t leaves) {
-  const Tensor &out = c.out[0], &bias = c.in[2];
-  check(!c.accumulate || !bias.defined(), "{} with a bias is not added to what is there", c.op.name);
+// One problem for each of `leaves` equal parts of the rows. The right matrix is [K, N], or as weights are.
+void rows_of_leaves(const KernelCall& c, std::int64_t leaves, bool is_weight, const Tensor& bias) {
+  const Tensor& out = c.out[0];
   if (out.numel() == 0) return;
   Context& context = context_of(c);
   const Operand x(context, c.in[0], rows_layout(c.in[0].meta())),
@@ -78,10 +77,10 @@ void linear_of_leaves(const KernelCall& c, std::int64_t leaves) {
          {.dtype = out.dtype(),
           .result = out.dtype(),
           .transpose_a = x.transposed(),
-          .transpose_b = !weight.transposed(),
+          .transpose_b = weight.transposed() != is_weight,
           .m = rows,
           .n = n,
-          .k = c.in[1].size(1),
+          .k = c.in[1].size(is_weight ? 1 : 0),
           .lda = x.ld(),
           .ldb = weight.ld(),
           .ldc = n,
@@ -91,8 +90,9 @@ void linear_of_leaves(const KernelCall& c, std::int64_t leaves) {
          out.mutable_data<std::byte>() + leaf * rows * n * byte_size(out.dtype()));
 }
 
-void linear_kernel(const KernelCall& c) { linear_of_leaves(c, 1); }
-void leaf_linear_kernel(const KernelCall& c) { linear_of_leaves(c, c.attrs.as<LeafAttrs>().leaves); }
+void linear_kernel(const KernelCall& c) { rows_of_leaves(c, 1, true, c.in[2]); }
+void leaf_linear_kernel(const KernelCall& c) { rows_of_leaves(c, c.attrs.as<LeafAttrs>().leaves, true, c.in[2]); }
+void leaf_matmul_kernel(const KernelCall& c) { rows_of_leaves(c, c.attrs.as<LeafAttrs>().leaves, false, {}); }
 
 void weight_grad_of_leaves(const KernelCall& c, std::int64_t leaves) {
   const Tensor& out = c.out[0];
@@ -124,6 +124,7 @@ constexpr KernelEntry kEntries[] = {
     {op::linear, linear_kernel},
     {op::linear_weight_grad, linear_weight_grad_kernel},
     {op::leaf_linear, leaf_linear_kernel},
+    {op::leaf_matmul, leaf_matmul_kernel},
     {op::leaf_weight_grad, leaf_weight_grad_kernel},
 };
 

@@ -19,7 +19,7 @@ extern const Op sign, logical_not;
 // reduce.cpp
 extern const Op sum, sum_to, mean, var, max, min, prod, any, all, argmax;
 // matmul.cpp
-extern const Op matmul, linear, linear_weight_grad, leaf_linear, leaf_weight_grad;
+extern const Op matmul, linear, linear_weight_grad, leaf_linear, leaf_matmul, leaf_weight_grad;
 // view.cpp
 extern const Op view, permute, expand, narrow, copy;
 // index.cpp, gather.cpp

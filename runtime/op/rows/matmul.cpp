@@ -31,8 +31,9 @@ Metas infer_matmul(const InferCall& c) {
 // C = A B:  dA = G B^T,  dB = A^T G, with transposes as views, which the kernels read as they are.
 void matmul_vjp(VjpCall& c) {
   const Tensor grad = c.grad();
-  check(c.leaves() == 1 || byte_size(grad.dtype()) != 2,
-        "products of {} by matmul() are not made leaf by leaf; take linear(), or train leaves one after the other",
+  check(c.leaves() == 1 || byte_size(grad.dtype()) != 2 || c.in_shape(1).size() > 2,
+        "products of {} by a matrix of matmul() are not made leaf by leaf; take linear(), or train leaves one after "
+        "the other",
         name(grad.dtype()));
   const Shape& out = c.out_meta().shape;
   // An operand that was broadcast along the batch gets the sum over it.
@@ -75,8 +76,7 @@ void linear_vjp(VjpCall& c) {
   // The weight's gradient comes first: x, which may be recomputed, is freed before a gradient of its size is
   // allocated.
   if (c.wants(1)) c.give_products(1, grad, c.take_in(0));
-  if (c.wants(0) && has_leaves(c.leaves(), grad))
-    c.give(0, op::leaf_linear, LeafAttrs{c.leaves()}, grad, transpose(c.in(1), 0, 1), Tensor());
+  if (c.wants(0) && has_leaves(c.leaves(), grad)) c.give(0, op::leaf_matmul, LeafAttrs{c.leaves()}, grad, c.in(1));
   else if (c.wants(0)) c.give(0, op::matmul, {}, grad, c.in(1));
   c.give_rows(2, op::sum_to, SumToAttrs{c.in_shape(2)}, grad);
 }
@@ -98,6 +98,13 @@ int dim_of_leaves(AttrsView) { return 0; }
 
 Metas infer_leaf_linear(const InferCall& c) {
   Metas metas = infer_linear(c);
+  check_leaves(c);
+  return metas;
+}
+
+Metas infer_leaf_matmul(const InferCall& c) {
+  Metas metas = infer_matmul(c);
+  check(c.in[1].ndim() == 2, "one matrix serves all rows, got {}", c.in[1].shape);
   check_leaves(c);
   return metas;
 }
@@ -149,15 +156,27 @@ constinit const Op op::leaf_linear{
     .name = "leaf_linear",
     .doc =
         "x [rows, ..., K], weight [N, K], bias [N] or undefined -> [rows, ..., N]: linear of each of `leaves` equal "
-        "parts of the rows, with the bits that each has alone; added to what is there without a bias only.",
+        "parts of the rows, with the bits that each has alone.",
     .attrs = &attr_kind<LeafAttrs>,
     .infer = infer_leaf_linear,
     .dims = "...k,nk,n->...n",
     .along = dim_of_leaves,
-    .traits = {.linear = true, .accumulates = true},
+    .traits = {.linear = true},
     .needs = {.inputs = 0b011},
     .vjp = linear_vjp,
     .optional = 0b100,
+};
+
+constinit const Op op::leaf_matmul{
+    .name = "leaf_matmul",
+    .doc =
+        "a [rows, ..., K], b [K, N] -> [rows, ..., N]: matmul of each of `leaves` equal parts of the rows, likewise.",
+    .attrs = &attr_kind<LeafAttrs>,
+    .infer = infer_leaf_matmul,
+    .dims = "...k,kn->...n",
+    .along = dim_of_leaves,
+    .traits = {.linear = true, .accumulates = true},
+    .no_gradient = "first derivatives only",
 };
 
 constinit const Op op::leaf_weight_grad{
@@ -176,7 +195,8 @@ constinit const Op op::leaf_weight_grad{
 };
 
 void register_matmul(OpTable& table) {
-  table.add({&op::matmul, &op::linear, &op::linear_weight_grad, &op::leaf_linear, &op::leaf_weight_grad});
+  table.add(
+      {&op::matmul, &op::linear, &op::linear_weight_grad, &op::leaf_linear, &op::leaf_matmul, &op::leaf_weight_grad});
 }
 
 Tensor matmul(Tensor a, Tensor b) {
