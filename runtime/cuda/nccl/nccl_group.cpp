@@ -151,11 +151,13 @@ std::shared_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<ProcessGroup> host
 
 std::shared_ptr<ProcessGroup> make_nccl_group(const NcclApi& api, std::shared_ptr<ProcessGroup> host,
                                               NcclGroupOptions options) {
+  together(*host, [&] { check(api.library.usable(), "NCCL: {}", api.library.reason()); });
   const SumsBy sums = options.sums ? *options.sums : usual_sums(*host);
   agree(*host,
         Facts{{"the order of sums", sums == SumsBy::ordered ? "ordered" : "fast"},
               {"the list of queues", fmt::format("{}", fmt::join(options.queues, ", "))}},
-        {.what = fmt::format("ranks of {} make an NCCL group", host->name()), .remedy = "give all ranks the same options"});
+        {.what = fmt::format("ranks of {} make an NCCL group", host->name()),
+         .remedy = "give all ranks the same options"});
   auto comms = std::make_shared<RankComms>(api, host, std::move(options));
   return make_composed_group(std::make_shared<NcclGroup>(std::move(comms), std::move(host)), sums);
 }

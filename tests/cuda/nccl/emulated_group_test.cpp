@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/group/lanes.h"
+#include "runtime/cuda/nccl/nccl_group.h"
 #include "runtime/exec/context.h"
 #include "tests/comm/conformance/check_case.h"
 #include "tests/comm/conformance/faults.h"
@@ -128,6 +130,45 @@ TEST_F(FakeGroup, SubgroupsAreGroups) {
       if (!check_case(*pair, cases[i], device)) return;
   });
   for (const std::string& message : messages) EXPECT_EQ(message, "");
+}
+
+TEST_F(FakeGroup, ProgramsReachItThroughTheBackend) {
+  EXPECT_EQ(why_no_device_group(Device::cuda(0)), "");
+  EXPECT_EQ(why_no_device_group(Device::cpu()), "no library moves memory of the host");
+  const auto messages = host_engines().front().run(2, [](ProcessGroup& host, Device) {
+    NcclGroupOptions options = quick_options();
+    options.device = device_of_rank(host.rank());
+    const auto group = make_device_group(host.shared_from_this(), options);
+    EXPECT_EQ(group->kind(), "nccl");
+    EXPECT_TRUE(group->supports(options.device) && group->supports(Device::cpu()));
+    check_case(*group, {.op = CommOp::all_reduce, .queue = kReduceQueue}, options.device);
+  });
+  for (const std::string& message : messages) EXPECT_EQ(message, "");
+}
+
+TEST_F(FakeGroup, ARankWithoutTheLibraryIsNamedOnAll) {
+  const NcclApi none(Library("libnccl_that_is_not_there.so.2")), here = fake_api();
+  const auto messages = host_engines().front().run(2, [&](ProcessGroup& host, Device) {
+    NcclGroupOptions options = quick_options();
+    options.device = device_of_rank(host.rank());
+    (void)make_nccl_group(host.rank() == 1 ? none : here, host.shared_from_this(), options);
+  });
+  EXPECT_EQ(messages[0].find("rank 1: NCCL: "), 0u) << messages[0];
+  for (const std::string& message : messages)
+    EXPECT_NE(message.find("libnccl_that_is_not_there.so.2"), std::string::npos) << message;
+}
+
+// What other ranks run in another order would hang, so options are compared before.
+TEST_F(FakeGroup, RanksThatWantOtherSumsAreNamed) {
+  const auto messages = host_engines().front().run(2, [](ProcessGroup& host, Device) {
+    NcclGroupOptions options = quick_options();
+    options.sums = host.rank() == 1 ? SumsBy::fast : SumsBy::ordered;
+    (void)group_over(host.shared_from_this(), options);
+  });
+  for (const std::string& message : messages)
+    EXPECT_NE(message.find("the order of sums is ordered on rank 0; fast on rank 1; give all ranks the same options"),
+              std::string::npos)
+        << message;
 }
 
 }  // namespace
