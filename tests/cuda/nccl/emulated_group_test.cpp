@@ -33,10 +33,12 @@ fake::Configuration release(int version) {
 
 class FakeGroup : public FakeNccl {
  protected:
-  /// Every `step`-th case of the table.
+  /// Every `step`-th case of the table; SHERD_EMULATED_GPU_DEVICES=7 adds a world of 7.
   static void check_table(const Engine& engine, std::size_t step, bool whole = false) {
-    const std::vector<CollectiveCase> cases = pairwise_cases(engine.worlds);
-    for (const int ranks : engine.worlds) {
+    std::vector<int> worlds = engine.worlds;
+    if (int devices = 0; cudaGetDeviceCount(&devices) == cudaSuccess && devices >= 7) worlds.push_back(7);
+    const std::vector<CollectiveCase> cases = pairwise_cases(worlds);
+    for (const int ranks : worlds) {
       const auto messages = engine.run(ranks, [&](ProcessGroup& group, Device device) {
         for (std::size_t i = 0; i < cases.size(); i += step) {
           CollectiveCase c = cases[i];
