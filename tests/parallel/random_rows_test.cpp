@@ -263,7 +263,7 @@ std::vector<float> drawn_in_parts(const Group& group, std::int64_t parts, bool a
   nn::set_step(1);
   const Tensor own[] = {rows_of_rank(ones({kWholeRows, kNoisyWidth}), group->rank(), group->size())};
   std::vector<float> all;
-  nn::forward_backward({.micro_batches = parts, .accumulate_shards = accumulates_shards}, net, own,
+  nn::forward_backward({.accumulate_shards = accumulates_shards, .micro_batches = parts}, net, own,
                        [&](std::span<const Tensor> part) {
                          const Tensor y = net(part[0]);
                          const std::vector<float> drawn = floats_of(y);
