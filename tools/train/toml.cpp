@@ -2,15 +2,19 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "runtime/os/descriptor.h"
 #include "runtime/tensor/error.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
+#include "tools/train/toml_values.h"
 
 // The only file that includes toml++, which costs seconds of compile time. Version 3.3 asserts on some malformed texts
 // ("[[[" is one), which would end the process, or without assertions be undefined; here an assertion is an Error.
@@ -41,12 +45,33 @@ std::string describe_node(const toml::node& node) {
   }
 }
 
+/// Nothing for what is no single value.
+std::optional<ConfigValue> value_of(const toml::node& node) {
+  if (const auto* integer = node.as_integer()) return integer->get();
+  if (const auto* number = node.as_floating_point()) return number->get();
+  if (const auto* flag = node.as_boolean()) return flag->get();
+  if (const auto* text = node.as_string()) return text->get();
+  return std::nullopt;
+}
+
 void set_value(ConfigTable& table, const std::string& key, const toml::node& node, const std::string& at) {
-  if (const auto* integer = node.as_integer()) table.set(key, integer->get(), at);
-  else if (const auto* number = node.as_floating_point()) table.set(key, number->get(), at);
-  else if (const auto* flag = node.as_boolean()) table.set(key, flag->get(), at);
-  else if (const auto* text = node.as_string()) table.set(key, text->get(), at);
+  if (const auto value = value_of(node)) table.set(key, *value, at);
   else table.fail_type(key, describe_node(node), at);
+}
+
+void collect(std::vector<TomlValue>& values, const toml::table& from, const std::string& prefix, std::size_t depth,
+             const std::string& source) {
+  for (const auto& [name, node] : from) {
+    const std::string key = prefix + std::string(name.str()), at = where(source, name.source());
+    check(depth < kMaxDepth, "{}: {} is nested too deep", at, key);
+    if (const toml::table* const section = node.as_table()) {
+      collect(values, *section, key + ".", depth + 1, source);
+      continue;
+    }
+    auto value = value_of(node);
+    check(value.has_value(), "{}: {} must be a number, text, true or false, and is {}", at, key, describe_node(node));
+    values.push_back({key, std::move(*value), name.source().begin.line, at});
+  }
 }
 
 void set_all(ConfigTable& table, const toml::table& from, const std::string& prefix, std::size_t depth,
@@ -105,6 +130,14 @@ void load_toml_text(ConfigTable& table, std::string_view text, const std::string
 void load_toml_file(ConfigTable& table, const std::string& path) {
   const std::string text = read_config(path);
   as_usage([&] { load_toml_text(table, text, path); });
+}
+
+std::vector<TomlValue> read_toml_values(const std::string& path) {
+  const std::string text = read_config(path);
+  std::vector<TomlValue> values;
+  as_usage([&] { collect(values, parse(text, path), "", 1, path); });
+  std::ranges::stable_sort(values, {}, &TomlValue::line);
+  return values;
 }
 
 }  // namespace sherd::train
