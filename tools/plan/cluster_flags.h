@@ -1,0 +1,25 @@
+#pragma once
+// What is planned on, as flags say it, and files of published rows.
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "runtime/exec/cluster.h"
+#include "tools/train/links.h"
+
+namespace sherd::plan {
+
+struct ClusterFlags {
+  std::string device_model;              ///< name or file; empty: nothing is priced
+  std::string software;                  ///< one of the device's factors; empty: none
+  std::string fabric;                    ///< "in=nvlink4,out=ib400x1"
+  std::int64_t hosts = 0, per_host = 0;  ///< 0: not said
+};
+
+/// The hosts, by the flags. ExitError of usage that names them.
+HostLayout hosts_of(const ClusterFlags& flags, int ranks);
+/// The cluster of `ranks` ranks; nothing without a device. `link` shapes axes, in place of fabrics. ExitError of usage
+/// that names the flag, its value and what there is.
+std::optional<Cluster> cluster_of(const ClusterFlags& flags, int ranks, const train::Links& link);
+
+}  // namespace sherd::plan
