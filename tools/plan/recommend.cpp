@@ -58,7 +58,7 @@ std::optional<Flip> find_flip(double from, double to, double resolution, bool is
     for (;;) {
       double middle = std::sqrt(same * flip.at);
       if (is_whole) middle = std::floor((same + flip.at) / 2);
-      const bool is_close = std::abs(flip.at / same - 1) <= resolution && !is_whole;
+      const bool is_close = std::abs(flip.at / same - 1) <= resolution;
       if (is_close || middle == same || middle == flip.at) return flip;
       winner = winner_at(middle);
       if (winner == now) same = middle;

@@ -37,7 +37,8 @@ struct Flip {
   std::string name;  ///< that wins there
 };
 /// Searches from `from` to `to`, both positive, on a scale of ratios: doublings until the winner's name differs from
-/// `now`, then bisection until the bounds are within `resolution` of each other. Nothing if none wins before `to`.
+/// `now`, then bisection until the bounds are within `resolution` of each other,
+/// or next to each other. Nothing if none wins before `to`.
 /// `is_whole`: the value counts something.
 std::optional<Flip> find_flip(double from, double to, double resolution, bool is_whole, const std::string& now,
                               const std::function<std::string(double)>& winner_at);

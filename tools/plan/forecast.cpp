@@ -1,0 +1,75 @@
+#include "tools/plan/forecast.h"
+
+#include "nn/plan/apply.h"
+#include "runtime/exec/timeline_recording.h"
+#include "tools/train/exit_status.h"
+#include "tools/train/model_factory.h"
+#include "tools/train/predicted_peak.h"
+
+namespace sherd::plan {
+
+namespace {
+
+constexpr std::int64_t kBytes = 256;
+
+std::int64_t at(const CategoryBytes& bytes, MemoryCategory category) {
+  return bytes[static_cast<std::size_t>(category)];
+}
+
+/// Whether a unit's parameters stay from their first use to the end of backward, or of the update.
+bool stays_gathered(const nn::TrainingPlan& plan) {
+  const nn::UnitPolicy policy = nn::unit_policy(plan, nn::PlanFacts{});
+  if (policy.parameters == nn::ShardedOver::none) return true;
+  return policy.reshard_after_forward && policy.reshard_after_forward->is_off();
+}
+
+/// What the group of all ranks is called: on a mesh of one axis by that.
+std::string world_label(const TrainConfig& config, int ranks) {
+  std::vector<DeviceMesh::Axis> axes = config.plan.mesh.of(ranks);
+  std::erase_if(axes, [](const DeviceMesh::Axis& axis) { return axis.size == 1; });
+  return axes.size() == 1 ? axes[0].name : "world";
+}
+
+}  // namespace
+
+std::int64_t planned_vocabulary(const TrainConfig& config) {
+  if (config.model.vocabulary > 0) return config.model.vocabulary;
+  check_usage(config.vocabulary != "chars",
+              "vocabulary = chars is that of the data, which a plan does not open; give --model.vocabulary");
+  return kBytes;
+}
+
+Forecast forecast(const TrainConfig& config, int ranks, std::int64_t vocabulary) {
+  Forecast result;
+  std::optional<TimelineRecording> recording;
+  // A captured step is recorded in the second update, so its replay is the third; an eager one is settled in the
+  // second.
+  const int settled = config.plan.compiled ? 3 : 2;
+  const auto observe = [&](TrainStep&, int updates) {
+    if (updates == settled - 1)
+      recording.emplace(result.step, TimelineRecording::Site{0, ranks, config.plan.device, world_label(config, ranks)});
+    if (updates == settled) recording.reset();
+  };
+  result.memory = predict_peak(config, 0, ranks, vocabulary, {.evaluates = false, .observe = observe});
+  result.state = state_bytes(config.plan, result.memory);
+  return result;
+}
+
+// Gradients of what AdamW updates are as wide as each of its two moments.
+std::int64_t state_bytes(const nn::TrainingPlan& plan, const nn::Prediction& memory) {
+  using enum MemoryCategory;
+  const std::int64_t state = at(memory.peak, optimizer), gathered = at(memory.peak, unsharded);
+  return at(memory.peak, parameters) + state + state / 2 + (stays_gathered(plan) ? gathered : 0);
+}
+
+ModelSize model_size(const TrainConfig& config, std::int64_t vocabulary) {
+  ModelSize size;
+  for (const nn::Parameter* const parameter : make_model(config.model, vocabulary)->parameters())
+    size.parameters += parameter->numel();
+  const TrainConfig::Model& m = config.model;
+  const double attention = 6.0 * static_cast<double>(m.layers) * static_cast<double>(m.sequence * m.width);
+  size.flops = static_cast<double>(step_tokens(config)) * (6.0 * static_cast<double>(size.parameters) + attention);
+  return size;
+}
+
+}  // namespace sherd::plan

@@ -1,0 +1,139 @@
+#include "tools/plan/planner.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "runtime/tensor/error.h"
+
+namespace sherd::plan {
+
+namespace {
+
+/// Seconds that a step of `option` takes at least with so many times the tokens.
+double least_seconds(const Option& option, double tokens, bool same_link) {
+  const Simulation::RankTimes& rank = option.simulated->of(0);
+  const double link = rank.busy.empty() || !same_link ? 0 : std::ranges::max(rank.busy);
+  return std::max(rank.compute * tokens, link);
+}
+
+double link_seconds(const Option& option) {
+  double seconds = 0;
+  for (const Simulation::Part& axis : option.simulated->axes) seconds += axis.seconds;
+  return seconds;
+}
+
+/// Whether another option is no worse in anything: step, compute, links and memory.
+bool is_beaten(const std::vector<Option>& options, std::size_t index) {
+  const auto numbers = [](const Option& option) {
+    return std::array{option.simulated->seconds, option.simulated->of(0).compute, link_seconds(option),
+                      static_cast<double>(option.forecast.memory.bytes), static_cast<double>(option.forecast.state)};
+  };
+  const auto own = numbers(options[index]);
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    if (i == index || !options[i].has_forecast()) continue;
+    const auto other = numbers(options[i]);
+    const auto is_no_worse = [](double a, double b) { return a <= b * (1 + 1e-3); };
+    if (std::ranges::equal(other, own, is_no_worse) && (i < index || !std::ranges::equal(own, other, is_no_worse)))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Option option_of(const TrainConfig& config, const PlannedFor& planned) {
+  Option option{.config = config};
+  try {
+    option.forecast = forecast(config, planned.ranks, planned.vocabulary);
+  } catch (const Error& error) {
+    option.left_out = error.message().substr(0, error.message().find('\n'));  // what it says, without where
+    return option;
+  }
+  if (planned.cluster) option.simulated = simulate(option.forecast.step, *planned.cluster);
+  return option;
+}
+
+std::vector<Candidate> candidates_of(const std::vector<Option>& options, const PlannedFor& planned) {
+  std::vector<Candidate> candidates;
+  for (const Option& option : options) {
+    Candidate& candidate = candidates.emplace_back(
+        Candidate{.name = option.name, .bytes = option.forecast.memory.bytes, .tokens = step_tokens(option.config)});
+    if (option.simulated) candidate.seconds = option.simulated->seconds;
+    if (!option.has_forecast()) candidate.bytes = planned.memory_limit + 1, candidate.seconds = HUGE_VAL;
+  }
+  return candidates;
+}
+
+Choice choose(const std::vector<Option>& options, const PlannedFor& planned) {
+  return choose(candidates_of(options, planned), planned.memory_limit, kTie);
+}
+
+TrainConfig with(const TrainConfig& config, const Changes& changes) {
+  TrainConfig changed = config;
+  ConfigTable table = bind(changed);
+  for (const auto& [key, value] : changes) table.set_text(key, value, key);
+  resolve(changed);
+  return changed;
+}
+
+std::optional<Option> Rivals::best_of(double times, bool same_link,
+                                      const std::function<Option(std::size_t)>& again) const {
+  const std::int64_t limit = planned_.memory_limit;
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < options_.size(); ++i) {
+    const Forecast& now = options_[i].forecast;
+    const std::int64_t least = times >= 1 ? now.memory.bytes : now.state;
+    if (options_[i].has_forecast() && (limit == 0 || least <= limit) && !is_beaten(options_, i)) order.push_back(i);
+  }
+  const auto least = [&](std::size_t i) { return least_seconds(options_[i], times, same_link); };
+  std::ranges::stable_sort(order, {}, least);
+  std::vector<Option> tried;
+  double best = HUGE_VAL;
+  for (const std::size_t i : order) {
+    if (least(i) > best * (1 + kTie)) break;
+    Option option = again(i);
+    if (!option.has_forecast()) continue;
+    if (limit == 0 || option.forecast.memory.bytes <= limit) best = std::min(best, option.simulated->seconds);
+    tried.push_back(std::move(option));
+  }
+  const Choice choice = choose(tried, planned_);
+  if (!choice.best) return std::nullopt;
+  return std::move(tried[*choice.best]);
+}
+
+std::optional<Option> Rivals::winning(const Changes& changes, double times) const {
+  return best_of(times, true, [&](std::size_t i) {
+    Option option = option_of(with(options_[i].config, changes), planned_);
+    option.name = options_[i].name;
+    return option;
+  });
+}
+
+const Option& Rivals::with_micro_batches(std::size_t index, std::int64_t count) const {
+  const auto [place, is_new] = few_micro_batches_.try_emplace({index, count});
+  if (!is_new) return place->second;
+  const TrainConfig& config = options_[index].config;
+  const std::int64_t batch = config.batch / config.plan.micro_batches * count;
+  place->second =
+      option_of(with(config, {{"batch", std::to_string(batch)}, {"accumulate", std::to_string(count)}}), planned_);
+  place->second.name = options_[index].name;
+  return place->second;
+}
+
+std::optional<Option> Rivals::of_micro_batches(std::int64_t count) const {
+  constexpr std::int64_t kSettled = 4;
+  const auto times = static_cast<double>(count) / static_cast<double>(options_.at(0).config.plan.micro_batches);
+  return best_of(times, false, [&](std::size_t i) {
+    if (count <= kSettled) return with_micro_batches(i, count);
+    Option option = with_micro_batches(i, kSettled);
+    if (!option.has_forecast()) return option;
+    const double one = option.simulated->seconds - with_micro_batches(i, kSettled - 1).simulated->seconds;
+    option.simulated->seconds += one * static_cast<double>(count - kSettled);
+    option.config.batch = option.config.batch / kSettled * count;
+    option.config.plan.micro_batches = count;
+    return option;
+  });
+}
+
+}  // namespace sherd::plan
