@@ -83,7 +83,7 @@ READS_SETTING = re.compile(r"\b(parse_(?:device|count|number|bytes|byte_rate)|dt
 # Files that read settings, and those with texts of other kinds: programs, saves, what a benchmark asks its children.
 MAY_READ_SETTINGS = ("runtime/", "compile/ir/text/", "nn/checkpoint/format/", "nn/plan/", "nn/parallel/shard/unit/policy.cpp",
                      "tools/train/flags.", "tools/train/config.", "tools/train/links.cpp",
-                     "tools/launch/launch.cpp", "tools/bench/", "tests/")
+                     "tools/launch/launch.cpp", "tools/plan/sweep.cpp", "tools/bench/", "tests/")
 
 
 def check_include(root, folder, target):

@@ -10,6 +10,7 @@
 #include "tools/cli/command.h"
 #include "tools/cli/program.h"
 #include "tools/launch/launch.h"
+#include "tools/plan/plan.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
 #include "tools/train/version.h"
@@ -25,6 +26,7 @@ constexpr std::array kCommands = {
     Command{"eval", "mean loss of a model: sherd eval DIR --data TEXT, or --tokens FILE", run_eval},
     Command{"export", "write a model as a Hugging Face directory: sherd export DIR OUT", run_export},
     Command{"ckpt", "look into folders of saves: sherd ckpt ls|show|verify|diff|convert DIR", run_ckpt},
+    Command{"plan", "choose a strategy before there is a cluster: sherd plan CONFIG.toml --ranks N [flags]", run_plan},
     Command{"info", "print what this build and this machine offer", run_info},
     Command{"walk", "compare strategies and levers of memory: sherd walk [CONFIG.toml] (needs the target sherd-bench)",
             nullptr},

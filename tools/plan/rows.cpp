@@ -78,8 +78,8 @@ int slice_of(int shards, int asked) {
 struct Axes {
   int replicate = 1, dp = 1;
   std::string rest{};  ///< ",tp=2": what no strategy changes
-  int replicas = 2;  ///< where strategies have them and the mesh none
-  int slice = 0;     ///< ranks to reshard to
+  int replicas = 2;    ///< where strategies have them and the mesh none
+  int slice = 0;       ///< ranks to reshard to
   int data() const { return replicate * dp; }
 };
 
