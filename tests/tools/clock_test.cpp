@@ -9,7 +9,7 @@
 #include "runtime/exec/timeline_recording.h"
 #include "tests/support/test_data.h"
 #include "tests/tools/tiny_run.h"
-#include "tools/train/predicted_peak.h"
+#include "tools/train/ghost_training.h"
 
 namespace sherd::testing {
 

@@ -3,8 +3,8 @@
 #include "nn/plan/apply.h"
 #include "runtime/exec/timeline_recording.h"
 #include "tools/train/exit_status.h"
+#include "tools/train/ghost_training.h"
 #include "tools/train/model_factory.h"
-#include "tools/train/predicted_peak.h"
 
 namespace sherd::plan {
 

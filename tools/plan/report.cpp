@@ -116,7 +116,7 @@ void fill_collectives(Row& row, const nn::Prediction& memory) {
 
 }  // namespace
 
-std::string moment_text(const MemoryMoment& moment) {
+std::string moment_text(const MemoryLog::Moment& moment) {
   std::string text(name(moment.phase));
   if (!moment.module.empty()) text += ", " + moment.module;
   if (!moment.op.empty()) text += ", " + moment.op;

@@ -21,7 +21,7 @@ struct Report {
 /// A row of the table.
 table::Row row_of(const Option& option, const PlannedFor& planned, const ModelSize& size);
 /// "backward, blocks.31.mlp, matmul": phase, module and op of the moment.
-std::string moment_text(const MemoryMoment& moment);
+std::string moment_text(const MemoryLog::Moment& moment);
 /// Where prices are from, and what is not known of them.
 std::vector<std::string> assumptions(const std::vector<Option>& options, const PlannedFor& planned);
 

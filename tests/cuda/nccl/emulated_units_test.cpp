@@ -33,7 +33,7 @@ using FakeUnits = FakeNccl;
 using nn::TrainingPlan;
 
 constexpr std::int64_t kRows = 4, kTokens = 4, kIds = 11;
-const nn::LlamaConfig kModel{
+const nn::Llama::Config kModel{
     .vocabulary = kIds, .tokens = kTokens, .layers = 1, .heads = 4, .kv_heads = 4, .width = 8, .hidden = 12};
 
 /// Tokens and targets of this rank's rows.
@@ -63,11 +63,11 @@ Trained train(TrainingPlan plan, const Group& group, Device device) {
   apply(plan, {.ranks = group->size(), .batch = kRows}, *model, mesh, nn::make_plan(kModel, plan.tensor_parallel));
   model->materialize(nn::Seed{3}, device);
   nn::AdamW optimizer(model->parameters(), nn::AdamW::Options{.lr = 3e-3});
-  const auto sum = plan.numerics.layout_free() ? nn::NormSum::layout_free : nn::NormSum::rounded;
   const auto update = [&](std::span<const Tensor> in) {
     Tensor loss =
         forward_backward(plan, *model, in, [&](std::span<const Tensor> part) { return (*model)(part[0], part[1]); });
-    nn::clip_grad_norm(optimizer, 0.5, 2, sum);
+    if (plan.numerics.layout_free()) nn::clip_grad_norm(optimizer, 0.5, nn::layout_free_grad_norm(model->parameters()));
+    else nn::clip_grad_norm(optimizer, 0.5);
     optimizer.step_and_clear();
     const GradMode off(false);
     return std::vector{all_reduce(std::move(loss), mesh.data_group(), ReduceKind::avg)};
