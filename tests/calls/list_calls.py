@@ -22,7 +22,7 @@ def faces(root):
 def headers(root):
     named = [name for face in faces(root) for name in re.findall(r'#include "([^"]+)"', face.read_text())]
     return named + ["runtime/autograd/slot.h", "nn/optim/optimizer.h", "runtime/op/core/tensor_handle.h",
-                    "runtime/op/rows/optimizer.h", "nn/models/gpt_block.h", "nn/models/llama_block.h"]
+                    "runtime/op/rows/optimizer.h"]
 
 
 def without_comments(text):
@@ -140,6 +140,9 @@ def members(body, scope, owner, access, out):
         if text in ("public:", "private:", "protected:"):
             access = text[:-1]
             continue
+        nested = re.match(r"(struct|class)\s+(\w+)\b", text)
+        if access == "public" and nested and inner is not None:
+            members(inner, scope, f"{owner}::{nested[2]}", "public" if nested[1] == "struct" else "private", out)
         if access != "public" or re.match(r"(struct|class|enum|union)\b", text):
             continue
         text = re.sub(r"\)\s*:\s.*$", ")", text, flags=re.S)
