@@ -229,6 +229,7 @@ class Bench {
   }
   ProcessGroup* value(std::type_identity<ProcessGroup>, std::string_view, const Way*) { return group_.get(); }
   nn::Module* value(std::type_identity<nn::Module>, std::string_view, const Way*) { return &linear_; }
+  nn::Optimizer* value(std::type_identity<nn::Optimizer>, std::string_view, const Way*) { return &optimizer_; }
   using Loss = std::function<Tensor(std::span<const Tensor>)>;
   Loss value(std::type_identity<Loss>, std::string_view, const Way*) {
     return [](std::span<const Tensor> in) { return sum(in.back()); };

@@ -9,6 +9,7 @@
 #include "tests/tools/program_here.h"
 #include "tests/tools/tiny_run.h"
 #include "tools/train/config.h"
+#include "tools/train/exit_status.h"
 #include "tools/train/metrics.h"
 #include "tools/train/train_step.h"
 
