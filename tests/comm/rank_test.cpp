@@ -110,6 +110,7 @@ TEST_F(ConnectStore, RankZeroHostsAtAGivenAddress) {
   for (RankInfo& info : ranks) {
     info.store_host = "localhost";
     info.store_port = port;
+    info.secret = "s";
     info.local_world_size = 1;  // as if on two hosts
     info.local_rank = 0;
   }

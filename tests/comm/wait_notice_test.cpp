@@ -121,7 +121,7 @@ TEST(WaitNotice, WhoLooksForTheStoreSaysSo) {
   listener.first.clear();
   RankInfo nobody;
   nobody.rank = 1;
-  nobody.world_size = 2;
+  nobody.world_size = nobody.local_world_size = 2;
   nobody.store_host = "127.0.0.1";
   nobody.store_port = 1;
   EXPECT_THROW(connect_store(nobody, 100ms, listener.notice()), CommError);
