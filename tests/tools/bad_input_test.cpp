@@ -108,11 +108,6 @@ TEST_F(BadInput, DevicesThatAreNoneAreRefused) {
   expect_failed(sherd({"sample", dir_.path(), "--device", "gpu"}), {"device must be cpu, cuda"});
 }
 
-TEST_F(BadInput, SeveralRanksOnGpusAreRefusedOnEveryRank) {
-  config_.plan.device = Device::cuda(0);
-  refused(config_, {"device = cuda:0 on 3 ranks", "NCCL", "one rank"});
-}
-
 TEST_F(BadInput, UnknownCommandsNameTheNearest) {
   expect_failed(sherd({"trian"}), {"\"trian\"", "train"});
   expect_failed(sherd({"train"}), {"nothing to train on", "--data PATH"});
