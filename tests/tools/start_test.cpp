@@ -85,7 +85,7 @@ TEST_F(Start, AValueThatOnlyTheRanksShowToBeWrongIsNotTriedAgain) {
       {2, {"--fully-shard", "false"}, {"fully_shard = false on 2 ranks"}},
       {2, {"--model.vocabulary", "10"}, {"10", "29"}},
       {2, {"--model.sequence", "400000"}, {"a sequence of 400000 tokens"}},
-      {2, {"--device", "cuda"}, {"device = cuda:0 on 2 ranks"}},
+      {2, {"--group", "nccl"}, {"nccl", "device"}},
       {2, {"--init-from", save, "--model.width", "32"}, {"model.width = 32"}},
       {2, {"--init-from", save, "--vocabulary", "bytes"}, {"vocabulary = bytes"}},
       {2, {"--init-from", save, "--data", dir_.write("hash.txt", tiny_text() + "#")}, {"'#'"}},

@@ -116,13 +116,17 @@ std::optional<GemmAlgorithm> GemmChoices::choose(Context& context, const GemmPro
   if (tune_) {
     if (const auto own = picks.find(pick))
       if (const auto known = accepted(algorithm_from_text(*own))) return known;
-    if (const auto kept = context.is_recording() ? accepted(cache_.find(key)) : std::nullopt) return kept;
+    if (const auto kept = accepted(cache_.find(key))) {
+      if (context.is_recording()) return kept;
+      const auto known = accepted(algorithm_from_text(picks.find_or_make(pick, [&] { return to_text(*kept); })));
+      if (known) cache_.keep(key, *known);
+      return known ? known : kept;
+    }
   }
   const std::vector<GemmAlgorithm> candidates = plan.candidates(blas.handle(), limit, kCandidates, operands.bias);
   if (candidates.empty()) return std::nullopt;
   if (!tune_ || context.is_recording() || candidates.size() == 1) return candidates.front();
   const std::string chosen = picks.find_or_make(pick, [&] {
-    if (const auto kept = accepted(cache_.find(key))) return to_text(*kept);
     const auto best = fastest_of(context, problem, plan, operands, candidates);
     return best ? to_text(*best) : "";
   });
