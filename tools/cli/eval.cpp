@@ -141,6 +141,7 @@ int run_eval(std::span<const std::string_view> args) {
   check_flags(options);
   options.dir = words->front();
 
+  check_hosts(options.device);
   const std::shared_ptr<ProcessGroup> group = world_group();
   try {
     const CpuShare cpus = share_cpus(*group, options.threads);

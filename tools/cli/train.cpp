@@ -10,6 +10,7 @@
 #include "nn/parallel/shard/wrap/print_units.h"
 #include "runtime/comm/board/shm_group.h"
 #include "runtime/comm/board/thread_group_options.h"
+#include "runtime/comm/job/group_choice.h"
 #include "runtime/comm/job/rank.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
@@ -259,6 +260,7 @@ int run_train(std::span<const std::string_view> args) {
   config->plan.mesh = fit.mesh;
   if (rank.rank == 0 && !fit.text.empty()) say_on_stderr(fit.text);
   if (rank.rank >= fit.ranks) return kDone;  // left out
+  check_hosts(config->plan.device);
   if (rank.life > 0) return train_surviving(*config, rank, fit.ranks);
   if (config->group.kind() == GroupChoice::Kind::thread) {
     return rank.rank == 0 ? train_threads(*config, fit.ranks) : kDone;  // other processes have nothing to do

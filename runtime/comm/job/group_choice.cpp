@@ -9,6 +9,7 @@
 #include "runtime/comm/group/device_group.h"
 #include "runtime/comm/group/staged_group.h"
 #include "runtime/comm/hosts/store_group.h"
+#include "runtime/comm/job/hosts.h"
 #include "runtime/comm/job/rank_info.h"
 #include "runtime/exec/backend.h"
 #include "runtime/exec/context.h"
@@ -128,6 +129,17 @@ Device device_of_rank(Device asked, const ProcessGroup& group) {
   const int visible = backend_of(asked).num_devices();
   if (asked.index >= visible) return asked;  // whoever opens it says what there is
   return Device::cuda(static_cast<std::uint8_t>(asked.index + local % (visible - asked.index)));
+}
+
+void check_hosts(Device device) {
+  const RankInfo own = discover_rank();
+  check(
+      device.has_backend() || !has_other_hosts(own),
+      "rank {} of {} runs on host {} with {} of them, and computes on {}: ranks on CPUs train through memory that they "
+      "share; start all {} on one host, by options of the launcher or by `sherd run -n {}`, or train on GPUs (--device "
+      "cuda) ({})",
+      own.rank, own.world_size, host_name(), own.local_world_size, to_string(device), own.world_size, own.world_size,
+      own.description);
 }
 
 ChosenGroup chosen_group(std::shared_ptr<ProcessGroup> host, Device device, const GroupChoice& choice,

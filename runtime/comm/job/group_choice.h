@@ -47,6 +47,10 @@ inline constexpr const char* kGroupHelp =
 /// that one. The CPU is every rank's. Throws Error, with the reason, if there is no such device.
 Device device_of_rank(Device asked, const ProcessGroup& group);
 
+/// Throws Error before ranks meet, naming this one and the remedy, if they run on several hosts and compute on CPUs:
+/// tensors of CPUs move through memory that ranks share.
+void check_hosts(Device device);
+
 struct ChosenGroup {
   std::shared_ptr<ProcessGroup> group;
   std::string text;  ///< "memory of GPUs through the host (staged): ..."; empty where `host` moves all there is
