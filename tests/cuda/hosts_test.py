@@ -46,7 +46,7 @@ class TwoHosts(unittest.TestCase):
         (self.folder / "text.txt").write_text("pack my box with five dozen liquor jugs\n" * 100)
         (self.folder / "tiny.toml").write_text(RECIPE.format(folder=self.folder))
         self.hosts = self.enterContext(two_hosts.TwoHosts())
-        self.environment = {**os.environ, "SHERD_CUDA_LIB": LIBRARY, "SHERD_CACHE": ""}
+        self.environment = {**os.environ, "SHERD_CUDA_LIB": LIBRARY, "SHERD_CACHE": "", "SHERD_REPRODUCIBLE": "1"}
 
     def start(self, *flags, secret="open sesame", on_second_host="exec \"$@\""):
         """As torchrun --nnodes 2 --nproc-per-node 2 does."""

@@ -170,7 +170,8 @@ TEST_F(CudaProgram, ALostDeviceNamesWhatWasUnderWay) {
 TEST_F(CudaProgram, RanksTrainEachOnItsDevice) {
   const ProgramEnd cpu = train(2, {"--steps", "3", "--metrics", dir_ / "cpu.jsonl"});
   ASSERT_EQ(cpu.status, 0) << cpu.err;
-  const ProgramEnd end = ranks_on_gpu(2, "exec $0 train $1 --device cuda --steps 3 --metrics gpu.jsonl --save saves");
+  const ProgramEnd end =
+      ranks_on_gpu(2, "exec $0 train $1 --device cuda --reproducible --steps 3 --metrics gpu.jsonl --save saves");
   ASSERT_EQ(end.status, 0) << end.err;
   expect_within(end.err, {"2 ranks, memory of GPUs by NCCL 2.", ", sums ordered, "});
   const std::vector<json> expected = lines_of("cpu.jsonl"), lines = lines_of("gpu.jsonl");
@@ -182,7 +183,7 @@ TEST_F(CudaProgram, RanksTrainEachOnItsDevice) {
   for (const char* how : {"CUDA_VISIBLE_DEVICES=$SHERD_RANK exec $0 train $1 --device cuda",
                           "exec $0 train $1 --device cuda --group staged --sums ordered",
                           "CUDA_VISIBLE_DEVICES=0 exec $0 train $1 --device cuda --group staged"}) {
-    const ProgramEnd again = ranks_on_gpu(2, std::string(how) + " --steps 3 --metrics again.jsonl");
+    const ProgramEnd again = ranks_on_gpu(2, std::string(how) + " --reproducible --steps 3 --metrics again.jsonl");
     ASSERT_EQ(again.status, 0) << again.err;
     const std::vector<json> repeated = lines_of("again.jsonl");
     for (std::size_t i = 1; i < lines.size(); ++i) EXPECT_EQ(repeated[i]["loss"], lines[i]["loss"]) << how;

@@ -57,16 +57,18 @@ TrainConfig with(TrainConfig config, const Setting& s) {
   config.plan.offload = s.offload;
   config.plan.tensor_parallel.sequence_parallel = s.sequence_parallel;
   config.steps = 4;
-  config.model.heads = 4;  // which two ranks of tp divide
+  config.reproducible = true;  // else algorithms of products are what was faster
+  config.model.heads = 4;      // which two ranks of tp divide
   config.model.kv_heads = config.model.style == "llama" ? 2 : 4;
   resolve(config);
   return config;
 }
 
+// A third of them by the seed of the device: emulated.seed_2 and seed_3 have the others.
 TEST_F(RanksOnCuda, F176_EveryStrategyTrainsAsOnTheHost) {
-  bool is_gpt = false;
-  for (const Setting& s : kSettings) {
-    is_gpt = !is_gpt;
+  for (std::size_t i = cuda::emulated::default_configuration().seed % 3; i < std::size(kSettings); i += 3) {
+    const Setting& s = kSettings[i];
+    const bool is_gpt = i % 2 == 0;
     const TrainConfig config = with(is_gpt ? gpt_ : llama_, s);
     const std::string what =
         fmt::format("{} ranks {} {} {} compiled {}", s.ranks, s.mesh, s.strategy, name(s.dtype), s.compiled);

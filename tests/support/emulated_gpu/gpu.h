@@ -161,6 +161,8 @@ Gpu& gpu();
 
 /// The device that this thread has chosen.
 int& current_device();
+/// Which of all devices a visible one is: CUDA_VISIBLE_DEVICES lists numbers.
+int number_of_all(int device);
 /// The error that cudaGetLastError returns on this thread.
 cudaError_t& last_error();
 /// True while this thread runs a function of cudaLaunchHostFunc, which may call nothing of CUDA.

@@ -13,9 +13,8 @@
 
 using namespace sherd::cuda::emulated;
 
-namespace {
+namespace sherd::cuda::emulated {
 
-/// Which of all devices a visible one is: CUDA_VISIBLE_DEVICES lists numbers.
 int number_of_all(int device) {
   const char* const text = std::getenv("CUDA_VISIBLE_DEVICES");
   std::istringstream numbers(text ? text : "");
@@ -24,6 +23,10 @@ int number_of_all(int device) {
     if (i == device) return static_cast<int>(std::strtol(number.c_str(), nullptr, 10));
   return device;
 }
+
+}  // namespace sherd::cuda::emulated
+
+namespace {
 
 struct ErrorText {
   cudaError_t status;

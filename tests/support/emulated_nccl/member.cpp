@@ -67,7 +67,7 @@ void Member::join(const UniqueId& id, int world, int rank) {
     throw Refused(Result::invalid_usage, fmt::format("rank {} has come twice with one unique id", rank));
   mine().world = world;
   mine().version = configuration_.version;
-  mine().device = device_;
+  mine().device = emulated::number_of_all(device_);
   mine().process = static_cast<std::uint64_t>(::getpid());
   mine().thread = thread_;
   std::snprintf(mine().host, sizeof mine().host, "%s", this_host().c_str());
@@ -96,7 +96,7 @@ void Member::compare_ranks() {
       throw Refused(Result::invalid_usage,
                     fmt::format("Mismatched NCCL version detected : rank {} has {}, rank {} has {}", rank_,
                                 version_text(mine().version), r, version_text(part(r).version)));
-    if (r != rank_ && part(r).device == device_ && std::strcmp(part(r).host, mine().host) == 0 &&
+    if (r != rank_ && part(r).device == mine().device && std::strcmp(part(r).host, mine().host) == 0 &&
         !may_share_devices(configuration_.version))
       throw Refused(
           Result::invalid_usage,
