@@ -155,7 +155,7 @@ void StoreLane::exchange(const Fingerprint& call, bool is_for_all, const std::ve
     messages[static_cast<std::size_t>(peer)] = receive(key_of(peer, rank()), peer, call, start);
   }
   compare(call, messages);
-  // Who has given up may have set its part before.
+  // A rank that has given up may have set its part before.
   if (const std::string why = group_.family().failure({}); !why.empty()) throw CommError(why);
   Store& store = group_.family().lane(lane_);
   for (const std::string& key : before_) store.erase(key);  // all have come to this call, and are through with that one
