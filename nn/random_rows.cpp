@@ -5,6 +5,7 @@
 //   @random_calls i64[64]   calls x 2^32, by row     draw = step + calls[r];  calls[r] += 2^32
 //   @random_call  i64[]     2^32
 //   @random_calls_kept      the same as of the last update, or 0: what a step that was left goes back to
+//   @random_calls_begun     the same as of the first part of a step's work: the other parts count on from there
 #include "nn/random_rows.h"
 
 #include <algorithm>
@@ -35,9 +36,14 @@ const MadeOnAsking rows_of_rank([] { rank_rows(); });
 
 class Counters final : public Slot {
  public:
-  Counters() : Slot("random_step"), calls_("random_calls"), kept_("random_calls_kept"), one_call_("random_call") {
+  Counters()
+      : Slot("random_step"),
+        calls_("random_calls"),
+        kept_("random_calls_kept"),
+        begun_("random_calls_begun"),
+        one_call_("random_call") {
     set(Tensor::scalar(0, DType::i64));
-    for (Slot* slot : {&calls_, &kept_}) {
+    for (Slot* slot : counts()) {
       slot->set(zeros({kFirstPlaces}, DType::i64));
       slot->set_of_step();
     }
@@ -46,11 +52,12 @@ class Counters final : public Slot {
   void move_to(Device device) {
     if (value().device() == device || device.is_meta()) return;
     set(to(value(), device));
-    for (Slot* slot : {&calls_, &kept_, &one_call_}) slot->set(to(slot->value(), device));
+    for (Slot* slot : counts()) slot->set(to(slot->value(), device));
+    one_call_.set(to(one_call_.value(), device));
   }
   void restart() {
     if (!has_rows() && freed_.empty()) return;
-    for (Slot* slot : {&calls_, &kept_}) fill_into(slot->value(), 0);
+    for (Slot* slot : counts()) fill_into(slot->value(), 0);
     unused_.merge(freed_);
   }
   /// Numbers of parts that are set for long are not negative.
@@ -64,7 +71,9 @@ class Counters final : public Slot {
   }
   void begin_part(std::int64_t number, std::int64_t all) {
     drawn_by_.set<&DrawnBy::which_part>(-(((number + 1) << 32) + all));
-    fill_into(calls_.value(), 0);  // also before the first row draws: a replay finds counts of the step before
+    // Also before the first row draws: a replay finds other counts.
+    if (number == 0) copy_into(begun_.value(), calls_.value());
+    else copy_into(calls_.value(), begun_.value());
   }
   void end_part(const DrawnBy& before) {
     drawn_by_.set_unseen<&DrawnBy::part>(before.part);
@@ -87,7 +96,7 @@ class Counters final : public Slot {
     // A captured step must not reset a count: a replay would do so at every call.
     if (!freed_.empty() && !RankContext::current().capture) {
       const std::int64_t place = freed_.extract(freed_.begin()).value();
-      for (Slot* slot : {&calls_, &kept_}) fill_into(element_of(*slot, place), 0);
+      for (Slot* slot : counts()) fill_into(element_of(*slot, place), 0);
       return place;
     }
     if (taken_ == calls_.value().size(0)) grow();
@@ -111,6 +120,7 @@ class Counters final : public Slot {
   }
 
  private:
+  std::array<Slot*, 3> counts() { return {&calls_, &kept_, &begun_}; }
   /// Ranks that are given parts alike number them alike. One of the latest has the number that it had before.
   std::int64_t number_of(const std::optional<BatchPart>& part) {
     const auto known = std::ranges::find(parts_, part, &NumberedPart::first);
@@ -125,7 +135,7 @@ class Counters final : public Slot {
     return Tensor::over(all.storage(), {}, {}, all.offset() + place, DType::i64);
   }
   void grow() {
-    for (Slot* slot : {&calls_, &kept_}) {
+    for (Slot* slot : counts()) {
       const Tensor old = slot->value();
       const Tensor larger = zeros({2 * old.size(0)}, DType::i64, old.device());
       copy_into(narrow(larger, 0, 0, old.size(0)), old);
@@ -135,7 +145,8 @@ class Counters final : public Slot {
 
   HostState<DrawnBy> drawn_by_{[](const void*) { return std::string("random rows"); }, this};
   Slot calls_;
-  Slot kept_;  // as of the last update
+  Slot kept_;   // as of the last update
+  Slot begun_;  // as of the first part
   Slot one_call_;
   std::array<NumberedPart, kPartsKept> parts_{};  // that set_batch_part() was given; unset is 0 from the beginning
   std::int64_t next_part_ = 1;

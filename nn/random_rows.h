@@ -17,8 +17,8 @@ Slot& random_step();
 /// The same, moved to `device` for good: rows read it there without an upload.
 Slot& random_step(Device device);
 /// Begins step `step` for random rows and error messages: once per training step, before its first forward, outside of
-/// a captured function (Error there). Counts of calls start again, also where the step is made once more; the forwards
-/// of its micro-batches draw one after the other. Does not block.
+/// a captured function (Error there). Counts of calls start again, also where the step is made once more.
+/// Does not block.
 void set_step(std::int64_t step);
 /// Seed of random rows during training on this rank, 0 until it is set; equal on all ranks. Captured steps record again
 /// after a change.
@@ -60,9 +60,9 @@ struct DrawnBy {
 /// For those who draw. A step that is being captured notes that it depends on it.
 const DrawnBy& drawn_by();
 
-/// The same while it lives, for the part of a step's work that has this number: rows count their calls from its
-/// beginning. May be within a captured step. The number is the same on all ranks, and says which part, of how many, a
-/// rank has.
+/// The same while it lives, for the part of a step's work that has this number: rows count their calls from where the
+/// part 0 began, which comes first. May be within a captured step. The number is the same on all ranks, and says which
+/// part, of how many, a rank has.
 class BatchPartScope : NoCopy {
  public:
   BatchPartScope(const BatchPart& part, std::int64_t number);

@@ -53,9 +53,9 @@ struct ForwardBackward {
 /// Collective over the mesh of the plan; does not wait for the device. Error if the rows do not divide. Random rows
 /// draw as one rank does for the whole batch, in which this rank's rows are neighbours; of accumulate_shards those that
 /// all ranks have in one part are. Leaves: rows are this rank's own, neighbours of each other in the batch; only
-/// gradients that units reduce are averaged over leaves; random rows draw by step and leaf alone, so set_step() comes
-/// before each call. Error for a distributed batch. Leaves that share a pass have the bits of those that do not; then
-/// `loss` is called once, with the whole batch, and what LeavesScope (runtime/autograd/leaves.h) refuses is an Error.
+/// gradients that units reduce are averaged over leaves. Error for a distributed batch. Leaves that share a pass have
+/// the bits of those that do not; then `loss` is called once, with the whole batch, and what LeavesScope
+/// (runtime/autograd/leaves.h) refuses is an Error.
 Tensor forward_backward(const TrainingPlan& plan, Module& model, std::span<const Tensor> batch,
                         const std::function<Tensor(std::span<const Tensor> part)>& loss,
                         const ForwardBackward& options = {});

@@ -254,8 +254,9 @@ TEST(FullyShard, F143_RanksDrawTheMasksOfOneRankWithProcesses) {
   });
 }
 
-/// What this rank draws in forward_backward() for its part of a batch of ones, row after row.
-std::vector<float> drawn_in_parts(const Group& group, std::int64_t parts, bool accumulates_shards) {
+/// What this rank draws in the last of so many calls of forward_backward() in one step, for its part of a batch of
+/// ones, row after row.
+std::vector<float> drawn_in_parts(const Group& group, std::int64_t parts, bool accumulates_shards, int calls = 1) {
   NoisyNet net;
   shard(net, DeviceMesh(group));
   net.materialize(nn::Seed{3});
@@ -263,13 +264,16 @@ std::vector<float> drawn_in_parts(const Group& group, std::int64_t parts, bool a
   nn::set_step(1);
   const Tensor own[] = {rows_of_rank(ones({kWholeRows, kNoisyWidth}), group->rank(), group->size())};
   std::vector<float> all;
-  nn::forward_backward({.accumulate_shards = accumulates_shards, .micro_batches = parts}, net, own,
-                       [&](std::span<const Tensor> part) {
-                         const Tensor y = net(part[0]);
-                         const std::vector<float> drawn = floats_of(y);
-                         all.insert(all.end(), drawn.begin(), drawn.end());
-                         return sum(square(y));
-                       });
+  for (int call = 0; call < calls; ++call) {
+    all.clear();
+    nn::forward_backward({.accumulate_shards = accumulates_shards, .micro_batches = parts}, net, own,
+                         [&](std::span<const Tensor> part) {
+                           const Tensor y = net(part[0]);
+                           const std::vector<float> drawn = floats_of(y);
+                           all.insert(all.end(), drawn.begin(), drawn.end());
+                           return sum(square(y));
+                         });
+  }
   return all;
 }
 
@@ -291,6 +295,17 @@ TEST(FullyShard, F143_MicroBatchesDrawTheMasksOfTheWholeBatch) {
                 << ranks << " ranks, part " << p << (shards ? " of shards" : "");
           }
         });
+}
+
+// A loop of its own may make several passes in a step, or leave set_step() out.
+TEST(FullyShard, F143_ALaterCallInAStepDrawsAnewInItsMicroBatchesToo) {
+  for (const int ranks : {1, 2})
+    run_ranks(ranks, [](const Group& group) {
+      const std::vector<float> whole = drawn_in_parts(group, 1, false, 2);
+      EXPECT_NE(whole, drawn_in_parts(group, 1, false, 1));
+      EXPECT_EQ(drawn_in_parts(group, 2, false, 2), whole);
+      EXPECT_EQ(drawn_in_parts(group, 4 / group->size(), false, 2), whole);
+    });
 }
 
 // The rows are equal, so that only masks tell them apart.
