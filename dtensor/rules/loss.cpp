@@ -166,13 +166,16 @@ Tensors run_loss(const LocalCall& local, AttrsView attrs, std::span<Tensor> in, 
   std::vector<int> row_axes;
   for (const int d : up_to(local.call.ndim(targets_input)))
     for (int axis : local.in[targets_input]->axes_of(d)) row_axes.push_back(axis);
+  const std::int64_t leaves = attrs.as<CrossEntropyAttrs>().leaves;
+  const bool cuts_leaves =
+      class_axes.empty() ? !row_axes.empty() : !local.in[targets_input]->axes_of(0).empty();  // parts of dim 0
+  check(leaves == 1 || !cuts_leaves,
+        "{}: rows of {} leaves that ranks share out have no mean of each leaf; train leaves one after the other",
+        local.call.op.name, leaves);
   Rows rows;
   if (class_axes.empty()) {
     Tensors whole = below(local.call.op, attrs, in);
     if (row_axes.empty()) return whole;
-    check(attrs.as<CrossEntropyAttrs>().leaves == 1,
-          "{}: rows of {} leaves that ranks share out have no mean of each leaf; train leaves one after the other",
-          local.call.op.name, attrs.as<CrossEntropyAttrs>().leaves);
     rows = {whole[1], {below(op::mul, {}, whole[0], whole[2])}, {whole[2]}};
   } else {
     const Tensor targets = in[targets_input];

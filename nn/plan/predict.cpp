@@ -146,6 +146,13 @@ Loop loop_of(const TrainingPlan& plan, const PlanFacts& facts, const PlannedMode
 
 Prediction predict(const TrainingPlan& plan, const PlanFacts& facts, const PlannedModel& model, int rank,
                    const LooksAtMemory& look) {
+  check(!model.build || (!model.make && !model.batch && !model.loss && !model.optimizer && !model.capture),
+        "predict: PlannedModel::build makes the whole loop, so its other parts would not be read; leave them out");
+  check(model.build || (model.make && model.batch && model.loss),
+        "predict: the model has no {}; set PlannedModel::make, batch and loss, or build",
+        !model.make    ? "make"
+        : !model.batch ? "batch"
+                       : "loss");
   if (model.build) return Ghost(plan, facts, rank).run(model.build, look);
   check(facts.batch > 0, "predict: a step has {} rows; name as many as the job trains, in PlanFacts::batch",
         facts.batch);

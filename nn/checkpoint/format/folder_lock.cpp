@@ -86,10 +86,12 @@ void FolderLock::check_is_still(const std::string& identity) const {
 
 void FolderLock::check_sees(const std::string& dir, const std::string& holder) {
   const Descriptor file(::open((fs::path(dir) / "lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  check(file.is_open() && text_of(file.get()) == holder,
-        "the folder \"{}\" of host {} is not the one that rank 0 saves to ({}): ranks write into one folder, on a disk "
-        "that all hosts see under that name; mount it on each, or save to another folder",
-        dir, host_name(), file.is_open() ? "another lock is in it" : std::strerror(errno));
+  const int error = errno;
+  if (file.is_open() && text_of(file.get()) == holder) return;
+  fail(
+      "the folder \"{}\" of host {} is not the one that rank 0 saves to ({}): ranks write into one folder, on a disk "
+      "that all hosts see under that name; mount it on each, or save to another folder",
+      dir, host_name(), file.is_open() ? "another lock is in it" : std::strerror(error));
 }
 
 FolderLock::~FolderLock() {
