@@ -109,6 +109,7 @@ struct CompiledStep::Entry {
   std::unique_ptr<const Graph> fitted;   // what is replayed, if it is another
   std::unique_ptr<OffloadHomes> homes;   // of constants that the step moves bytes to
   std::optional<Predicted> predicted{};  // once it is fitted
+  std::optional<std::string> sums{};     // order_of_sums() of what runs, once somebody has asked
   bool is_confirmed = false;             // recorded again, with the same result
   bool is_second = false;                // in the place of another one, from which it may differ
   const std::uint64_t predictions;       // num_predictions() when it was recorded
@@ -171,10 +172,10 @@ std::string CompiledStep::why() const {
     case Mode::eager: return "ran eagerly: " + reason_;
     case Mode::record: return "recorded: " + reason_;
     case Mode::replay: {
-      const std::optional<Predicted>& known = entries_.front()->predicted;
+      Entry& entry = *entries_.front();
+      if (!entry.sums) entry.sums = ir::order_of_sums(entry.runs().program);
       std::string text = "replayed" + reason_;
-      for (const std::string& more :
-           {known ? known->notes : std::string(), ir::order_of_sums(entries_.front()->runs().program)})
+      for (const std::string& more : {entry.predicted ? entry.predicted->notes : std::string(), *entry.sums})
         if (!more.empty()) text += (text == "replayed" ? ": " : "; ") + more;
       return text;
     }
@@ -256,6 +257,7 @@ void CompiledStep::fit(Entry& entry, ProcessGroup* group, bool has_arguments) {
     });
   if (program != entry.graph.program)
     entry.fitted = std::make_unique<const Graph>(Graph{std::move(program), std::move(live)});
+  entry.sums.reset();
   entry.interpreter = std::make_unique<Interpreter>(
       entry.runs(), fmt::format("{} at most: {}", format_bytes(predicted.peak), describe(predicted.bytes)));
   entry.predicted = std::move(predicted);

@@ -234,6 +234,11 @@ Prices agree_prices(const ir::Program& program, const Prices& own, ProcessGroup&
     ++sum.count;
   }
   Prices agreed = slowest.rest;
+  for (const CopyKind kind : {CopyKind::evict, CopyKind::fetch})
+    for (const std::string& key : {ir::copy_key(kind), ir::copy_work_key(kind)})
+      for (const Said& rank : all)  // the slowest disk need not be the slowest rank's
+        if (const auto known = rank.rest.rows.find(key); known != rank.rest.rows.end())
+          agreed.rows[key] = std::max(agreed.rows[key], known->second);
   for (const std::size_t i : indices(keys)) {
     const Sum& sum = sums[classes[i]];
     agreed.rows.insert_or_assign(keys[i], sum.compute / sum.count);

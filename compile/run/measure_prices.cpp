@@ -1,8 +1,9 @@
 // Distinct calls are found by their keys (ir/analysis/seconds.h). A step's tensors rarely lie where a loop over one
 // kernel would have them: in the nearest cache. So before each run what the step touched long ago is written first,
-// then memory of several caches' size, then what it touched shortly before. Nor does a step make one call over and over:
-// instructions, pages and the processor's guesses are those of the calls before. So calls take turns, in the order of
-// the step, and what counts is a mean: what now and then disturbs a call is in every step for some of its calls.
+// then memory of several caches' size, then what it touched shortly before. Nor does a step make one call over and
+// over: instructions, pages and the processor's guesses are those of the calls before. So calls take turns, in the
+// order of the step, and what counts is a mean: what now and then disturbs a call is in every step for some of its
+// calls.
 #include "compile/run/measure_prices.h"
 
 #include <unistd.h>
@@ -19,6 +20,7 @@
 #include "compile/ir/builder.h"
 #include "compile/run/agree_prices.h"
 #include "compile/run/homes.h"
+#include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/rows/ops.h"
 #include "runtime/tensor/for_scope.h"
@@ -290,8 +292,14 @@ Prices measure_prices(const Program& program, const MeasureOptions& options) {
   const double of_links = is_alone ? 0 : 0.25 * options.most_seconds;
   const double of_copies = options.homes ? 0.1 * options.most_seconds : 0;
   Prices prices = Measuring(program, options.most_seconds - of_links - of_copies, options.most_bytes).calls();
-  if (options.homes) measure_copies(*options.homes, of_copies, options.most_bytes, prices);
-  if (is_alone) return prices;
+  const auto copies = [&] {  // a disk may be full on one rank
+    if (options.homes) measure_copies(*options.homes, of_copies, options.most_bytes, prices);
+  };
+  if (is_alone) {
+    copies();
+    return prices;
+  }
+  together(*options.group, copies);
   measure_links(program, of_links, options.most_bytes, prices);
   return agree_prices(program, prices, *options.group);
 }

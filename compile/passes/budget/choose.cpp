@@ -34,12 +34,13 @@ class Chooser {
   std::optional<Choice> run(const Choice* from) {
     const std::vector<int> few = gaps_that_matter();
     if (num_choices(few) <= kMostExact) {
-      const std::optional<Choice> best = best_of_all(few);
-      if (!best) return best;
-      choice_ = *best;
-      load_ = weigh();
-      hold_again();
-      return choice_;
+      if (const std::optional<Choice> best = best_of_all(few)) {
+        choice_ = *best;
+        load_ = weigh();
+        hold_again();
+        return choice_;
+      }
+      choice_ = start_.choice;  // what is let go of for less than a gap is not among all
     }
     if (from) choice_ = *from;
     if (!reach() && (from || !reach_by_bytes())) return std::nullopt;
