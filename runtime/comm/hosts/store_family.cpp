@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/indices.h"
 
 namespace sherd::comm {
 
@@ -23,7 +24,9 @@ Store& StoreFamily::lane(int index) {
 std::string StoreFamily::look(const std::string& key) {
   try {
     return control_->get(key, milliseconds(0));
-  } catch (const KeyNotSet&) { return {}; }
+  } catch (const KeyNotSet&) { return {}; } catch (const CommError& error) {
+    return "the store is gone: " + error.message();
+  }
 }
 
 void StoreFamily::poison(const std::string& reason) noexcept {
@@ -57,14 +60,23 @@ std::string StoreFamily::failure(std::span<const int> awaited) {
 }
 
 void StoreFamily::reset(std::chrono::nanoseconds deadline) {
-  const std::string all = fmt::format("reset/{}", epoch_.load());
-  if (control_->add(all, 1) == size_) control_->set(all + "/done", "1");
-  try {
-    lane(0).get(all + "/done", std::chrono::ceil<milliseconds>(deadline));
-  } catch (const KeyNotSet&) {
-    throw CommError(fmt::format("reset: only {} of {} ranks have called it within {:.3g} s", control_->add(all, 0),
-                                size_, std::chrono::duration<double>(deadline).count()));
-  }
+  const auto until = std::chrono::steady_clock::now() + deadline;
+  const auto key_of = [&](int rank) { return fmt::format("reset/{}/{}", epoch_.load(), rank); };
+  control_->set(key_of(rank_), "1");
+  for (const int other : up_to(size_))
+    for (bool has_come = false; !has_come;) {
+      const auto left = std::max(until - std::chrono::steady_clock::now(), std::chrono::nanoseconds(0));
+      try {
+        lane(0).get(key_of(other), std::min<milliseconds>(kLook, std::chrono::ceil<milliseconds>(left)));
+        has_come = true;
+      } catch (const KeyNotSet&) {
+        if (const std::string gone = look(gone_key(other)); !gone.empty())
+          throw CommError(fmt::format("reset: rank {} {}", other, gone));
+        if (left.count() == 0)
+          throw CommError(fmt::format("reset: rank {} has not called it within {:.3g} s", other,
+                                      std::chrono::duration<double>(deadline).count()));
+      }
+    }
   const std::lock_guard lock(reason_mutex_);
   ++epoch_;
   reason_.clear();

@@ -2,6 +2,7 @@
 // What the groups of one rank over a store share: connections, the reason why they failed, and the count of resets.
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -14,6 +15,9 @@ namespace sherd::comm {
 
 /// The store sets it when a rank has left.
 inline std::string gone_key(int rank) { return "gone/" + std::to_string(rank); }
+
+/// So long a wait sleeps in the store, before it looks for failures.
+inline constexpr std::chrono::milliseconds kLook{200};
 
 class StoreFamily : NoCopy {
  public:
@@ -32,7 +36,8 @@ class StoreFamily : NoCopy {
   void poison(const std::string& reason) noexcept;
   /// Throws CommError with the reason, if this rank knows of one.
   void check_usable() const;
-  /// Why to wait no longer for those ranks: another rank has failed the groups, or one of them has left. Empty: wait.
+  /// Why to wait no longer for those ranks: another rank has failed the groups, one of them has left, or the store is
+  /// gone. Empty: wait.
   std::string failure(std::span<const int> awaited);
   /// Once every rank has called it the groups can be used. Throws CommError after the deadline.
   void reset(std::chrono::nanoseconds deadline);

@@ -20,7 +20,6 @@ namespace sherd::comm {
 namespace {
 
 constexpr std::size_t kPiece = std::size_t{1} << 20;  // the most that a value of the store has
-constexpr std::chrono::milliseconds kLook{200};       // so long a wait sleeps in the store
 
 struct Header {
   std::uint64_t hash = 0, call_bytes = 0, bytes = 0;
@@ -142,19 +141,24 @@ void StoreLane::exchange(const Fingerprint& call, bool is_for_all, const std::ve
                          std::vector<std::string>& received) {
   const auto start = Clock::now();
   const std::string prefix = fmt::format("{}{}/{}/{}", group_.family().prefix(), group_.path(), lane_, sequence_);
-  const auto key_of = [&](int from, int to) {
-    return is_for_all ? fmt::format("{}/{}", prefix, from) : fmt::format("{}/{}-{}", prefix, from, to);
-  };
+  const auto for_all = [&](int from) { return fmt::format("{}/{}", prefix, from); };
+  const auto for_one = [&](int from, int to) { return fmt::format("{}/{}-{}", prefix, from, to); };
   before_ = std::exchange(now_, {});
-  for (const int peer : up_to(size()))
-    if (is_for_all ? peer == rank() && size() > 1 : peer != rank())
-      post(key_of(rank(), peer), call, bytes[static_cast<std::size_t>(peer)]);
+  // What the call is, is said to all in the same place, whatever it is.
+  if (size() > 1) post(for_all(rank()), call, is_for_all ? bytes[static_cast<std::size_t>(rank())] : std::string());
   std::vector<Message> messages(bytes.size());
-  for (const int step : Numbers<int>(1, size())) {
-    const int peer = (rank() + step) % size();
-    messages[static_cast<std::size_t>(peer)] = receive(key_of(peer, rank()), peer, call, start);
-  }
+  const auto receive_all = [&](const auto& key_from) {
+    for (const int step : Numbers<int>(1, size())) {
+      const int peer = (rank() + step) % size();
+      messages[static_cast<std::size_t>(peer)] = receive(key_from(peer), peer, call, start);
+    }
+  };
+  if (!is_for_all)
+    for (const int peer : up_to(size()))
+      if (peer != rank()) post(for_one(rank(), peer), call, bytes[static_cast<std::size_t>(peer)]);
+  receive_all(for_all);
   compare(call, messages);
+  if (!is_for_all) receive_all([&](int peer) { return for_one(peer, rank()); });
   // A rank that has given up may have set its part before.
   if (const std::string why = group_.family().failure({}); !why.empty()) throw CommError(why);
   Store& store = group_.family().lane(lane_);
@@ -279,6 +283,8 @@ std::shared_ptr<ProcessGroup> StoreGroup::subgroup(std::span<const int> ranks, s
   auto group = std::make_shared<StoreGroup>(family_, std::move(members), place, std::move(division), std::move(name));
   group->set_deadline(deadline_.load());
   if (link_) group->shape_link(link_->shape());
+  std::erase_if(subgroups_, [](const std::weak_ptr<StoreGroup>& sub) { return sub.expired(); });
+  subgroups_.push_back(group);
   return group;
 }
 
@@ -287,6 +293,8 @@ void StoreGroup::reset() { family_->reset(deadline_.load()); }
 void StoreGroup::set_deadline(std::chrono::nanoseconds deadline) {
   StoreLane::set_deadline(deadline);
   for (const auto& lane : lanes_) lane->set_deadline(deadline);
+  for (const auto& sub : subgroups_)
+    if (const auto alive = sub.lock()) alive->set_deadline(deadline);
 }
 
 CommCounts StoreGroup::counts() const {

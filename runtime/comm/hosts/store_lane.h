@@ -100,6 +100,7 @@ class StoreGroup final : public StoreLane {
   std::vector<std::unique_ptr<StoreLane>> lanes_;  // 1, 2, ...
   LaneNumbers lane_numbers_;
   std::unique_ptr<Link> link_;
+  std::vector<std::weak_ptr<StoreGroup>> subgroups_;
 };
 
 }  // namespace sherd::comm

@@ -165,6 +165,11 @@ ChosenGroup chosen_group(std::shared_ptr<ProcessGroup> host, Device device, cons
   if (kind != Kind::staged && (!missing.empty() || !takes_shared_devices(facts.nccl)))
     check_own_devices(*host, device, facts.uuid);
   if (kind != Kind::staged && missing.empty()) return over_library(std::move(host), device, facts.nccl, sums);
+  check(host->kind() != kStoreGroupKind,
+        "GPUs of several hosts move their memory by NCCL alone{}: the store of the job, which their hosts share, is no "
+        "way for tensors; {}",
+        missing.empty() ? "" : ", and " + missing,
+        missing.empty() ? "leave --group staged out" : "install it on every host");
   check(sums.by() != SumsBy::fast,
         "sums = fast is the order of NCCL, and memory of GPUs goes through the host{}; leave it out",
         missing.empty() ? "" : ": " + missing);

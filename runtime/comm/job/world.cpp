@@ -71,7 +71,12 @@ std::shared_ptr<ProcessGroup> meet_over_store(std::shared_ptr<ConnectedWorld> wo
     world->awaited = rank.world_size;
     await_others_at_exit(world);
   }
-  world->group->host().barrier();  // who has not come by then has given no sign of life
+  try {
+    world->group->host().barrier();  // who has not come by then has given no sign of life
+  } catch (const Error&) {           // nobody need be awaited for long who has not come
+    if (std::exchange(world->awaited, 0) > 0) await_departures(*world->store, rank.world_size, std::chrono::seconds(1));
+    throw;
+  }
   world->group->set_deadline(options.deadline);
   check_same_level(*world->group);
   ProcessGroup* const group = world->group.get();

@@ -35,6 +35,22 @@ void gather(ProcessGroup& group, Device device, std::int64_t count) {
   (void)out.to_vector<float>();
 }
 
+/// The same queue's call of another kind, with as many elements.
+void scatter(ProcessGroup& group, Device device) {
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()), 4);
+  const Tensor in = to(ones({4 * group.size()}), device), out = to(zeros({4}), device);
+  const Loan loans[] = {{in.storage(), false}, {out.storage(), true}};
+  group.issue({.op = CommOp::reduce_scatter,
+               .parts = {{.in = {in.storage()->address(), in.bytes(), device},
+                          .out = {out.storage()->address(), out.bytes(), device},
+                          .counts = counts}}},
+              {.queue = RankContext::current().queue(kGatherQueue, device),
+               .name = "reduce",
+               .subject = "blocks.0",
+               .loans = loans});
+  (void)out.to_vector<float>();
+}
+
 }  // namespace
 
 void Faults::expect_told(const Culprit& culprit, const std::string& text) const {
@@ -54,6 +70,11 @@ TEST_P(Faults, RanksThatDisagreeAreNamedWithTheirCalls) {
   expect_told([](ProcessGroup& group, Device device) { gather(group, device, 5); },
               "ranks 0, 2 call all_gather #1 of lane 1 for blocks.0 [f32 x 4,4,4] (unshard), rank 1 calls "
               "all_gather #1 of lane 1 for blocks.0 [f32 x 5,5,5] (unshard)");
+}
+
+TEST_P(Faults, RanksThatCallDifferentThingsAreNamedWithThem) {
+  expect_told([](ProcessGroup& group, Device device) { scatter(group, device); },
+              "ranks 0, 2 call all_gather #1 of lane 1 for blocks.0 [f32 x 4,4,4] (unshard), rank 1 calls ");
 }
 
 TEST_P(Faults, AnAbortReachesWaitingAndLaterRanks) {
