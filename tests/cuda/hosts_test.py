@@ -6,6 +6,7 @@ Usage: hosts_test.py PROGRAM LIBRARY   (the CUDA backend). Status 77 where no ho
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -84,7 +85,7 @@ class TwoHosts(unittest.TestCase):
         self.assertEqual(whole.returncode, 0, whole.stderr)
         saves = self.folder / "saves"
         ends = self.expect_well(self.start("--steps", 3, "--metrics", self.folder / "head", "--save", saves))
-        self.assertIn("4 ranks, memory of GPUs", ends[0][1])
+        self.assertIn("4 ranks, memory of GPUs by NCCL", ends[0][1])
         self.assertIn("2 ranks of 1 thread", ends[0][1], "of the first host")
         self.expect_well(self.start("--steps", 5, "--resume", saves, "--metrics", self.folder / "tail"))
         self.assertEqual(self.losses("head"), self.losses("whole")[:3])
@@ -92,12 +93,9 @@ class TwoHosts(unittest.TestCase):
 
     def test_a_lost_rank_is_named_and_its_run_goes_on(self):
         saves = self.folder / "saves"
-        ranks = self.start("--steps", 100000, "--save", saves, "--save-every", 2)
-        until = time.monotonic() + LIMIT
-        while not list(saves.glob("step-*/manifest.json")):
-            self.assertLess(time.monotonic(), until)
-            self.assertIsNone(ranks[0].poll(), "rank 0 has ended")
-            time.sleep(0.05)
+        self.expect_well(self.start("--steps", 2, "--save", saves))
+        ranks = self.start("--steps", 100000, "--resume", saves, "--save", saves, "--save-every", 2)
+        self.assertTrue(any(re.search(r"step +3/", line) for line in ranks[0].stderr), "rank 0 has ended")
         ranks[3].kill()
         began = time.monotonic()
         for rank, (status, err) in enumerate(self.ends(ranks)[:3]):
@@ -107,6 +105,20 @@ class TwoHosts(unittest.TestCase):
         newest = max(int(save.name.split("-")[1]) for save in saves.glob("step-*") if (save / "manifest.json").exists())
         self.expect_well(self.start("--resume", saves, "--steps", newest + 2, "--metrics", self.folder / "rest"))
         self.assertEqual(len(self.losses("rest")), 2)
+
+    def test_the_rank_with_the_store_is_missed_by_all(self):
+        ranks = self.start("--steps", 100000)
+        self.assertTrue(any(re.search(r"step +1/", line) for line in ranks[0].stderr), "rank 0 has ended")
+        ranks[0].kill()
+        for rank, (status, err) in enumerate(self.ends(ranks)[1:], 1):
+            self.assertEqual(status, 1, f"rank {rank}: {err}")
+            self.assertIn("CommError", err, f"rank {rank}")
+
+    def test_staged_groups_are_of_one_host(self):
+        for rank, (status, err) in enumerate(self.ends(self.start("--group", "staged"))):
+            self.assertNotEqual(status, 0, f"rank {rank}")
+            self.assertIn("GPUs of several hosts move their memory by NCCL alone", err)
+            self.assertIn("leave --group staged out", err)
 
     def test_without_a_secret_every_rank_says_so(self):
         for rank, (status, err) in enumerate(self.ends(self.start(secret=""))):

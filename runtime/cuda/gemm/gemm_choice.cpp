@@ -126,12 +126,14 @@ std::optional<GemmAlgorithm> GemmChoices::choose(Context& context, const GemmPro
   const std::vector<GemmAlgorithm> candidates = plan.candidates(blas.handle(), limit, kCandidates, operands.bias);
   if (candidates.empty()) return std::nullopt;
   if (!tune_ || context.is_recording() || candidates.size() == 1) return candidates.front();
-  const std::string chosen = picks.find_or_make(pick, [&] {
+  bool is_timed = true;
+  const std::string chosen = picks.find_or_make(pick, [&] {  // the favourite too is one that the job's ranks share
     const auto best = fastest_of(context, problem, plan, operands, candidates);
-    return best ? to_text(*best) : "";
+    is_timed = best.has_value();
+    return to_text(best.value_or(candidates.front()));
   });
   const std::optional<GemmAlgorithm> known = accepted(algorithm_from_text(chosen));
-  if (known) cache_.keep(key, *known);
+  if (known && is_timed) cache_.keep(key, *known);
   return known ? known : candidates.front();
 }
 

@@ -90,6 +90,10 @@ class NcclGroup final : public comm::BareGroup {
   std::string subject_;
 };
 
+// Where ranks meet more slowly than devices communicate, the host may not run ahead for good: faults would be found
+// later and later.
+constexpr std::size_t kMostMeetings = 64;
+
 // The item holds the host's group, but not the communicators: those end on the rank's thread.
 void NcclGroup::announce(const Collective& call, const CollectiveSite& site) {
   met_ = std::make_shared<std::atomic<std::int64_t>>(0);
@@ -109,9 +113,12 @@ void NcclGroup::announce(const Collective& call, const CollectiveSite& site) {
                        *met = Watchdog::now();
                      } catch (const Error& error) {
                        if (const auto here = comms.lock()) here->fail(CommError(error.message()));
+                     } catch (const std::exception& error) {
+                       if (const auto here = comms.lock()) here->fail(CommError(error.what()));
                      }
                    },
-               .abort = [host = host_](std::string_view reason) { host->abort(reason); }});
+               .abort = [host = host_](std::string_view reason) { host->abort(reason); },
+               .max_in_flight = kMostMeetings});
 }
 
 void NcclGroup::run(std::span<const BareCall> calls, Queue& queue) {

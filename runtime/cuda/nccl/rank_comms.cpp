@@ -41,6 +41,7 @@ RankComms::~RankComms() {
 
 // All begin to close before any is waited for: ranks may come in any order.
 void RankComms::close() {
+  watchdog_.clear();
   try {
     for (const Group& group : groups_)
       for (const auto& comm : group.comms) {
@@ -66,7 +67,8 @@ void RankComms::make(Group& group) {
     wanted.push_back({.name = fmt::format("{} {}", group.host->name(), queue),
                       .max_ctas = max_ctas_of(queue),
                       .deadline = options_.deadline,
-                      .init_deadline = options_.init_deadline});
+                      // A rank that cannot join waits for the others, which wait that long for it.
+                      .init_deadline = std::min(options_.init_deadline, options_.deadline / 2)});
   group.comms = make_comms(api_, *group.host, wanted);
   for (const auto& comm : group.comms) watchdog_.add(comm);
 }
@@ -80,9 +82,10 @@ void RankComms::launch(std::size_t group, std::string_view queue, std::span<cons
                        const MeetingTime& met, const std::string& subject) {
   const auto known = std::ranges::find(options_.queues, queue);
   if (known == options_.queues.end())
-    sherd::fail("the queue \"{}\" has no communicator in the group {}, which was made with those of {}; name it in "
-                "NcclGroupOptions::queues",
-                queue, groups_[group].host->name(), fmt::join(options_.queues, ", "));
+    sherd::fail(
+        "the queue \"{}\" has no communicator in the group {}, which was made with those of {}; name it in "
+        "NcclGroupOptions::queues",
+        queue, groups_[group].host->name(), fmt::join(options_.queues, ", "));
   Group& of = groups_[group];
   if (of.comms.empty() && of.host->size() == 1) make(of);  // which nobody else comes to
   check(!of.comms.empty(), "the last reset() of the group {} did not complete; call reset() again", of.host->name());
@@ -118,7 +121,9 @@ std::string RankComms::tell(const std::string& why) {
 
 void RankComms::abort(std::string_view reason) { watchdog_.stop(tell(std::string(reason))); }
 
+// Communicators end first, each on its own rank: what they say of each other's end is told to nobody.
 void RankComms::reset() {
+  watchdog_.stop("the group is reset");
   host_->reset();
   watchdog_.clear();
   for (Group& group : groups_) group.comms.clear();

@@ -85,8 +85,9 @@ std::string Watchdog::lateness(const QueueComm& comm, const Expected& item, std:
   const bool has_started = !item.begun.started || cudaEventQuery(item.begun.started) == cudaSuccess;
   if (waited <= deadline_ + (has_started ? kFirstWord : Duration(0))) return {};
   return fmt::format("{} {:.1f} s after all ranks came to it: {}", what, std::chrono::duration<double>(waited).count(),
-                     has_started ? "the device of this rank has begun it, that of another has not, or NCCL hangs"
-                                 : "the device of this rank has not come to it, as what was queued before does not end");
+                     has_started
+                         ? "the device of this rank has begun it, that of another has not, or NCCL hangs"
+                         : "the device of this rank has not come to it, as what was queued before does not end");
 }
 
 std::string Watchdog::overdue(const QueueComm& comm, std::deque<Expected>& expected) {
@@ -128,7 +129,8 @@ void Watchdog::run() {
   events_.enter();
   std::unique_lock lock(mutex_);
   while (!ends_) {
-    if (const std::string why = reason_.empty() ? fault() : ""; !why.empty()) stop_all(peers_.tell ? peers_.tell(why) : why);
+    if (const std::string why = reason_.empty() ? fault() : ""; !why.empty())
+      stop_all(peers_.tell ? peers_.tell(why) : why);
     changed_.wait_for(lock, pause_of(deadline_));
   }
 }

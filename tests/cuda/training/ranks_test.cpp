@@ -64,7 +64,7 @@ TrainConfig with(TrainConfig config, const Setting& s) {
   return config;
 }
 
-// A third of them by the seed of the device: emulated.seed_2 and seed_3 have the others.
+// A third of them by the seed of the device: emulated.strategies_seed_2 and 3 have the others.
 TEST_F(RanksOnCuda, F176_EveryStrategyTrainsAsOnTheHost) {
   for (std::size_t i = cuda::emulated::default_configuration().seed % 3; i < std::size(kSettings); i += 3) {
     const Setting& s = kSettings[i];
