@@ -28,7 +28,7 @@ class OpTable;
 namespace comm {
 struct DeviceGroups;  // comm/group/device_group.h
 struct GroupKernels;  // comm/group/group_kernels.h
-}
+}  // namespace comm
 
 /// Bytes on their way to the host. It may outlive its context, which waits for it when it ends.
 class HostRead {

@@ -17,12 +17,13 @@ const LinkPrice* shaped_link(const Cluster& cluster, std::string_view label) {
 // A ring passes every hop between its ranks, so the slower of both fabrics holds it up.
 double GroupLink::seconds(Movement movement, double bytes) const {
   if (shaped) return shaped->seconds(movement, ranks, bytes);
-  const double inside = in->seconds(movement, ranks, bytes);
+  const double inside = in ? in->seconds(movement, ranks, bytes) : 0;
   return out ? std::max(inside, out->seconds(movement, ranks, bytes * sharing)) : inside;
 }
 
 bool GroupLink::covers(Movement movement, double bytes) const {
-  return shaped || (out ? out->covers(movement, ranks, bytes * sharing) : in->covers(movement, ranks, bytes));
+  if (shaped) return true;
+  return (!in || in->covers(movement, ranks, bytes)) && (!out || out->covers(movement, ranks, bytes * sharing));
 }
 
 std::string_view GroupLink::name() const {
@@ -41,6 +42,7 @@ GroupLink group_link(const Cluster& cluster, std::string_view label, const RankG
         "groups of the axis \"{}\" span {} hosts, and no fabric is given between hosts; give --fabric in={},out=NAME",
         label, span.hosts, cluster.in.name);
   link.out = &*cluster.out;
+  if (span.per_host == 1) link.in = nullptr;  // no hop of its ring stays in a host
   const double own = span.per_host;
   const double nics = link.out->nics > 0 ? std::min(own, double(link.out->nics) / span.sharing) : own;
   link.sharing = 1 / nics;

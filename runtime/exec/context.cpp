@@ -112,9 +112,7 @@ RankMemory& RankMemory::adopt() {
   return *instance;
 }
 
-const std::string* RankContext::intern(std::string_view text) {
-  return &*interned_.emplace(text).first;
-}
+const std::string* RankContext::intern(std::string_view text) { return &*interned_.emplace(text).first; }
 
 RankScope::RankScope(std::string rank_text, RankOptions options) : outer_(RankMemory::current_), context_(options) {
   context_.rank_text = std::move(rank_text);

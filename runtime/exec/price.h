@@ -96,6 +96,8 @@ struct FabricModel {
   double seconds(Movement movement, int ranks, double bytes) const;
   /// Whether the measured points lie around the call, or `link` prices it.
   bool covers(Movement movement, int ranks, double bytes) const;
+  /// The same with other bytes per second; measured seconds shrink as many times as those grow.
+  FabricModel with_rate(double bytes_per_second) const;
 };
 
 /// What a call computes, as a rate counts it.
@@ -139,6 +141,9 @@ struct DeviceModel {
   double seconds(const CallWork& work) const;
   /// Whether the rates cover the call.
   bool covers(const CallWork& work) const;
+  /// Seconds of a copy to memory or files of the host, or back: over the link "host", if there is one; a device without
+  /// is the host, which copies.
+  double home_seconds(double bytes) const;
 };
 
 }  // namespace sherd

@@ -86,6 +86,14 @@ double FabricModel::seconds(Movement movement, int ranks, double bytes) const {
                  seconds_of(points_of(curve, more), bytes));
 }
 
+FabricModel FabricModel::with_rate(double bytes_per_second) const {
+  FabricModel other = *this;
+  for (std::vector<Point>& curve : other.curves)
+    for (Point& point : curve) point.seconds *= link.bytes_per_second / bytes_per_second;
+  other.link.bytes_per_second = bytes_per_second;
+  return other;
+}
+
 bool FabricModel::covers(Movement movement, int ranks, double bytes) const {
   const std::vector<Point>& curve = curves[static_cast<std::size_t>(movement)];
   if (curve.empty()) return true;
@@ -108,6 +116,12 @@ double DeviceModel::seconds(const CallWork& work) const {
   check(rate != nullptr, "the device model {} has no rate for products of {}; give one in \"flops\"", this->name,
         sherd::name(work.dtype));
   return call_seconds + std::max(work.flops / rate->at(work.flops), work.bytes / read.at(work.bytes));
+}
+
+double DeviceModel::home_seconds(double bytes) const {
+  const auto host = links.find("host");
+  if (host == links.end()) return seconds({.kind = WorkKind::copy, .bytes = bytes});
+  return host->second.link.call_seconds + bytes / host->second.link.bytes_per_second;
 }
 
 bool DeviceModel::covers(const CallWork& work) const {

@@ -137,8 +137,7 @@ class Builder {
       program.queues[item.queue].push_back(entry.index);
       if (row.group == Timeline::kNone) {
         item.axis = part_index(world_.axes, timeline.text(row.queue), "copy");
-        const DeviceModel& device = world_.cluster.device;
-        item.seconds = row.bytes > 0 ? device.seconds({.kind = WorkKind::copy, .bytes = row.bytes}) : 0;
+        item.seconds = row.bytes > 0 ? world_.cluster.device.home_seconds(row.bytes) : 0;
         continue;
       }
       const std::uint32_t group = groups[row.group];
@@ -295,7 +294,11 @@ World world_of(std::span<const RankClass> classes, const Cluster& cluster, const
   world.players = world.ranks;
   world.program_of = classes_of_ranks(classes, world.ranks);
   Builder builder(world);
-  for (const RankClass& c : classes) builder.add_program(*c.timeline);
+  for (const RankClass& c : classes) {
+    check(c.timeline->ranks == world.ranks, "a timeline of {} ranks does not play on {}", c.timeline->ranks,
+          cluster.hosts.text());
+    builder.add_program(*c.timeline);
+  }
   builder.fill_groups();
   const bool is_plain = classes.size() == 1 && options.compute.empty() && options.link.empty() &&
                         options.slow_links.empty() && options.jitter == 0;

@@ -2,11 +2,7 @@
 // A ghost rank writes down what its program does in this scope (timeline.h): one step, between two updates.
 //
 //   Timeline step;
-//   std::optional<TimelineRecording> recording;
-//   predict_peak(config, 0, 16, vocabulary, {.observe = [&](TrainStep&, int updates) {
-//     if (updates == 1) recording.emplace(step, TimelineRecording::Site{0, 16});
-//     if (updates == 2) recording.reset();
-//   }});
+//   predict_peak(config, 0, 16, vocabulary, {.record = {{.timeline = &step, .update = 2, .site = {0, 16}}}});
 #include <cstdint>
 #include <string>
 #include <string_view>

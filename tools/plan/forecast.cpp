@@ -41,16 +41,12 @@ std::int64_t planned_vocabulary(const TrainConfig& config) {
 
 Forecast forecast(const TrainConfig& config, int ranks, std::int64_t vocabulary) {
   Forecast result;
-  std::optional<TimelineRecording> recording;
   // A captured step is recorded in the second update, so its replay is the third; an eager one is settled in the
   // second.
   const int settled = config.plan.compiled ? 3 : 2;
-  const auto observe = [&](TrainStep&, int updates) {
-    if (updates == settled - 1)
-      recording.emplace(result.step, TimelineRecording::Site{0, ranks, config.plan.device, world_label(config, ranks)});
-    if (updates == settled) recording.reset();
-  };
-  result.memory = predict_peak(config, 0, ranks, vocabulary, {.evaluates = false, .observe = observe});
+  const TimelineRecording::Site site{0, ranks, config.plan.device, world_label(config, ranks)};
+  result.memory =
+      predict_peak(config, 0, ranks, vocabulary, {.evaluates = false, .record = {{&result.step, settled, site}}});
   result.state = state_bytes(config.plan, result.memory);
   return result;
 }

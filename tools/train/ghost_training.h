@@ -6,6 +6,7 @@
 
 #include "nn/random_rows.h"
 #include "runtime/exec/memory_log.h"
+#include "runtime/exec/timeline_recording.h"
 #include "tools/train/predicted_peak.h"
 #include "tools/train/train_step.h"
 
@@ -17,6 +18,13 @@ struct PredictOptions {
   TrainStep::Options step{};      ///< of the ghost's updates
   /// As nn::set_batch_part(): of a run whose mesh has lost ranks.
   std::optional<nn::BatchPart> batch_part{};
+  /// If set, the update of that number, counted from 1, is written into the timeline.
+  struct Record {
+    Timeline* timeline;
+    int update;
+    TimelineRecording::Site site{};
+  };
+  std::optional<Record> record{};
   /// Called on the ghost with its step: before the first update, and after each, with the number of updates made.
   std::function<void(TrainStep& step, int updates)> observe{};
   /// If set, a log watches the ghost's memory, and this looks at it: in the end, or as OutOfMemory is thrown. `step` is

@@ -65,7 +65,11 @@ PredictedPeak predict_peak(const TrainConfig& config, int rank, int ranks, std::
     nn::PlannedModel::Loop loop{.update =
                                     [&options, run](std::int64_t number) {
                                       if (options.observe && number == 0) options.observe(run->step, 0);
+                                      std::optional<TimelineRecording> recording;
+                                      if (options.record && number + 1 == options.record->update)
+                                        recording.emplace(*options.record->timeline, options.record->site);
                                       run->update(number);
+                                      recording.reset();
                                       if (options.observe) options.observe(run->step, static_cast<int>(number) + 1);
                                     },
                                 .model = &step->model()};
