@@ -201,7 +201,7 @@ TEST(PlanCommand, WithoutADeviceItSaysWhatFits) {
   const auto end = sherd_here({"plan", config_path("llama3-70b"), "--ranks", "8", "--batch", "8", "--only",
                                "full_shard", "--memory-limit", "80GB"});
   EXPECT_EQ(end.status, 0) << end.err;
-  expect_within(end.out, {"No device is named", "0 of 4 rows fit into 80 GB"});
+  expect_within(end.out, {"No device is named", "0 of 6 rows fit into 80 GB"});
 }
 
 TEST(PlanCommand, ExplainsARowAndSweepsASetting) {
@@ -212,7 +212,7 @@ TEST(PlanCommand, ExplainsARowAndSweepsASetting) {
   const auto swept = sherd_here(exam({"--only", "full_shard,hybrid_shard", "--sweep", "link=11e9:352e9"}));
   EXPECT_EQ(swept.status, 0) << swept.err;
   EXPECT_EQ(std::ranges::count(swept.out, '\n'), 7) << swept.out;
-  expect_within(swept.out, {"hybrid_shard ", "full_shard "});
+  expect_within(swept.out, {"hybrid_shard", "full_shard "});
 }
 
 void refused(std::vector<std::string> words, std::initializer_list<std::string_view> parts) {
@@ -235,7 +235,9 @@ TEST(PlanCommand, WrongInputIsNamedByFlagAndValue) {
   refused(exam({"--only", "no_such"}), {"--only", "no_such"});
   refused(exam({"--explain", "ful_shard"}), {"--explain", "ful_shard", "full_shard"});
   refused(exam({"--sweep", "batch=8"}), {"sweep", "batch=8", "KEY=A:B"});
-  refused({"plan", "--published", "/nonexistent.toml"}, {"/nonexistent.toml"});
+  const auto unread = sherd_here({"plan", "--published", "/nonexistent.toml"});
+  EXPECT_EQ(unread.status, 1);
+  expect_within(unread.err, {"/nonexistent.toml"});
 }
 
 TEST(PlanPresets, AllAreReadAndNameTheirSources) {

@@ -30,12 +30,16 @@ const Simulation::Part* worst_axis(const Simulation& simulated) {
   return worst == simulated.axes.end() ? nullptr : &*worst;
 }
 
+/// Returns the seconds that the calls of a step cost beside their work.
+double call_cost(const Option& option, const Cluster& cluster) {
+  return static_cast<double>(option.forecast.step.calls.size()) * cluster.device.call_seconds * cluster.software;
+}
+
 Bound bound_of(const Option& option, const Choice& choice, const Cluster& cluster) {
   const Simulation::RankTimes& rank = option.simulated->of(0);
   if (choice.refused) return Bound::memory;
   if (rank.transfer + rank.throttle > kExposed * option.simulated->seconds) return Bound::link;
-  const double calls = static_cast<double>(option.forecast.step.calls.size()) * cluster.device.call_seconds;
-  return calls > kCalls * rank.compute ? Bound::calls : Bound::compute;
+  return call_cost(option, cluster) > kCalls * rank.compute ? Bound::calls : Bound::compute;
 }
 
 std::string flags_of(const Option& option) {
@@ -70,9 +74,8 @@ std::string reason(const Option& best, Bound bound, const Choice& choice, const 
                          axis ? axis->fabric : "");
     }
     case Bound::calls:
-      return fmt::format(
-          "Calls bind: {} calls cost {} beside their work.", best.forecast.step.calls.size(),
-          milliseconds(static_cast<double>(best.forecast.step.calls.size()) * planned.cluster->device.call_seconds));
+      return fmt::format("Calls bind: {} calls cost {} beside their work.", best.forecast.step.calls.size(),
+                         milliseconds(call_cost(best, *planned.cluster)));
     case Bound::compute: break;
   }
   return fmt::format("Compute binds: {} of the step; {} are exposed transfers.",
@@ -111,9 +114,10 @@ std::string_view name(Bound bound) {
   return names[static_cast<std::size_t>(bound)];
 }
 
-double mfu_of(double flops, double seconds, const PlannedFor& planned) {
+std::optional<double> mfu_of(double flops, double seconds, const PlannedFor& planned) {
   const double peak = planned.cluster ? planned.cluster->device.peak_flops : 0;
-  return peak > 0 ? flops / (seconds * peak * planned.ranks) : 0;
+  if (peak <= 0) return std::nullopt;
+  return flops / (seconds * peak * planned.ranks);
 }
 
 Answer answer_of(const std::vector<Option>& options, const PlannedFor& planned, const ModelSize& size) {
@@ -139,9 +143,10 @@ Answer answer_of(const std::vector<Option>& options, const PlannedFor& planned, 
   const Option& best = options[*answer.choice.best];
   answer.bound = bound_of(best, answer.choice, *planned.cluster);
   const double seconds = best.simulated->seconds, tokens = static_cast<double>(step_tokens(best.config));
-  answer.sentences.push_back(fmt::format("Take {}: {} for a step, {:.0f} tokens/s of a rank, MFU {}, {}.", best.name,
+  const std::optional<double> mfu = mfu_of(size.flops, seconds, planned);
+  answer.sentences.push_back(fmt::format("Take {}: {} for a step, {:.0f} tokens/s of a rank{}, {}.", best.name,
                                          milliseconds(seconds), tokens / seconds / planned.ranks,
-                                         percent(mfu_of(size.flops, seconds, planned)), room_text(best, planned)));
+                                         mfu ? ", MFU " + percent(*mfu) : "", room_text(best, planned)));
   answer.sentences.push_back(reason(best, answer.bound, answer.choice, options, planned));
   if (!answer.choice.ties.empty()) {
     std::vector<std::string> ties;

@@ -41,6 +41,6 @@ struct Accumulated {
 std::optional<Accumulated> accumulate_for(double mfu, std::int64_t most, const Rivals& rivals, const ModelSize& size);
 
 /// The share of the devices' peak at which a step of so many operations runs; 0 where no peak is known.
-double mfu_of(double flops, double seconds, const PlannedFor& planned);
+std::optional<double> mfu_of(double flops, double seconds, const PlannedFor& planned);
 
 }  // namespace sherd::plan

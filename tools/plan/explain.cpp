@@ -131,11 +131,7 @@ struct Tried {
 };
 
 std::optional<Tried> try_knob(const Knob& knob, const Option& option, const PlannedFor& planned) {
-  TrainConfig config;
-  try {
-    config = with(option.config, knob.changes);
-  } catch (const Error&) { return std::nullopt; }  // it does not go with the others
-  const Option other = option_of(config, planned);
+  const Option other = changed(option, knob.changes, planned);
   if (!other.has_forecast()) return std::nullopt;
   const double gain = option.simulated->seconds - other.simulated->seconds / knob.tokens;
   const std::int64_t bytes = other.forecast.memory.bytes - option.forecast.memory.bytes;
@@ -152,10 +148,11 @@ std::string explanation_of(const Option& option, const PlannedFor& planned, cons
   const Simulation simulated = simulate(step, *planned.cluster, {.spans_of = {step.rank}});
   const Simulation::RankTimes& rank = simulated.of(step.rank);
   const std::string block = last_block(option.config);
+  const std::optional<double> mfu = mfu_of(size.flops, simulated.seconds, planned);
   std::string text =
-      fmt::format("{}: a step takes {}: {} compute in {} calls, {} exposed transfers, {} throttled; MFU {:.1f} %\n",
-                  option.name, ms(simulated.seconds), ms(rank.compute), step.calls.size(), ms(rank.transfer),
-                  ms(rank.throttle), 100 * mfu_of(size.flops, simulated.seconds, planned));
+      fmt::format("{}: a step takes {}: {} compute in {} calls, {} exposed transfers, {} throttled{}\n", option.name,
+                  ms(simulated.seconds), ms(rank.compute), step.calls.size(), ms(rank.transfer), ms(rank.throttle),
+                  mfu ? fmt::format("; MFU {:.1f} %", 100 * *mfu) : "");
   for (const StepPhase phase : {StepPhase::forward, StepPhase::backward})
     text += block_text(step, simulated, block, phase);
   text += exposed_text(simulated);

@@ -23,7 +23,7 @@ std::string quantity_text(const std::string& what, double value) {
 std::string winner_on_link(const std::vector<Option>& options, const PlannedFor& planned, double bytes_per_second) {
   PlannedFor other = planned;
   FabricModel& fabric = other.cluster->out ? *other.cluster->out : other.cluster->in;
-  fabric.link.bytes_per_second = bytes_per_second;
+  fabric = fabric.with_rate(bytes_per_second);
   std::vector<Candidate> candidates = candidates_of(options, planned);
   for (std::size_t i = 0; i < options.size(); ++i)
     if (options[i].has_forecast()) candidates[i].seconds = simulate(options[i].forecast.step, *other.cluster).seconds;
@@ -118,14 +118,16 @@ std::optional<Accumulated> accumulate_for(double mfu, std::int64_t most, const R
   const std::vector<Option>& options = rivals.options();
   const PlannedFor& planned = rivals.planned();
   const Choice choice = choose(options, planned);
-  if (!choice.best || mfu_of(size.flops, options[*choice.best].simulated->seconds, planned) >= mfu) return std::nullopt;
+  if (!choice.best) return std::nullopt;
+  const auto now = mfu_of(size.flops, options[*choice.best].simulated->seconds, planned);
+  if (!now || *now >= mfu) return std::nullopt;
   const TrainConfig& config = options[*choice.best].config;
   const auto tried = [&](std::int64_t micro_batches) -> std::optional<Accumulated> {
     const auto option = rivals.of_micro_batches(micro_batches);
     if (!option) return std::nullopt;
     const double times = static_cast<double>(micro_batches) / static_cast<double>(config.plan.micro_batches);
     const double seconds = option->simulated->seconds;
-    return Accumulated{micro_batches, option->name, mfu_of(size.flops * times, seconds, planned), seconds};
+    return Accumulated{micro_batches, option->name, *mfu_of(size.flops * times, seconds, planned), seconds};
   };
   std::int64_t below = config.plan.micro_batches;
   std::optional<Accumulated> found;

@@ -30,6 +30,8 @@ def main(args):
     failures = 0
     for page in map(pathlib.Path, pages):
         text = page.read_text(encoding="utf-8")
+        if not BLOCK.search(text):
+            sys.exit(f"{page}: no block begins with \"$ sherd\"")
         new = BLOCK.sub(lambda block: f"```\n{block[1]}{printed(block[1], sherd)}```", text)
         if writes:
             page.write_text(new, encoding="utf-8")

@@ -10,11 +10,27 @@ namespace sherd::plan {
 
 namespace {
 
-/// Seconds that a step of `option` takes at least with so many times the tokens.
-double least_seconds(const Option& option, double tokens, bool same_link) {
+/// What it says, without where.
+std::string said_of(const Error& error) { return error.message().substr(0, error.message().find('\n')); }
+
+/// FLOP/s of the fastest product.
+double fastest_rate(const DeviceModel& device) {
+  double fastest = 0;
+  for (const auto* rates : {&device.products, &device.attention})
+    for (const auto& [dtype, rate] : *rates)
+      for (const Rate::Point& point : rate.points) fastest = std::max(fastest, point.per_second);
+  return fastest;
+}
+
+/// Seconds that a step of `option` takes at least with so many times the tokens. Fewer tokens take at least their share
+/// of what all take, as calls do not become faster. More of them take no less than these do, nor than their products at
+/// the highest rate. Ranks of tp send less of fewer tokens.
+double least_seconds(const Option& option, const Cluster& cluster, double tokens, bool same_link) {
   const Simulation::RankTimes& rank = option.simulated->of(0);
+  const double fewer = std::min(1.0, tokens), fastest = fastest_rate(cluster.device);
+  const double products = fastest > 0 ? cluster.software * option.forecast.step.flops() * tokens / fastest : 0;
   const double link = rank.busy.empty() || !same_link ? 0 : std::ranges::max(rank.busy);
-  return std::max(rank.compute * tokens, link);
+  return std::max({rank.compute * fewer, products, link * (option.config.plan.mesh.has("tp") ? fewer : 1)});
 }
 
 double link_seconds(const Option& option) {
@@ -47,11 +63,20 @@ Option option_of(const TrainConfig& config, const PlannedFor& planned) {
   try {
     option.forecast = forecast(config, planned.ranks, planned.vocabulary);
   } catch (const Error& error) {
-    option.left_out = error.message().substr(0, error.message().find('\n'));  // what it says, without where
+    option.left_out = said_of(error);
     return option;
   }
   if (planned.cluster) option.simulated = simulate(option.forecast.step, *planned.cluster);
   return option;
+}
+
+Option changed(const Option& option, const Changes& changes, const PlannedFor& planned) {
+  Option other{.config = option.config};
+  try {
+    other = option_of(with(option.config, changes), planned);
+  } catch (const Error& error) { other.left_out = said_of(error); }
+  other.name = option.name;
+  return other;
 }
 
 std::vector<Candidate> candidates_of(const std::vector<Option>& options, const PlannedFor& planned) {
@@ -86,7 +111,9 @@ std::optional<Option> Rivals::best_of(double times, bool same_link,
     const std::int64_t least = times >= 1 ? now.memory.bytes : now.state;
     if (options_[i].has_forecast() && (limit == 0 || least <= limit) && !is_beaten(options_, i)) order.push_back(i);
   }
-  const auto least = [&](std::size_t i) { return least_seconds(options_[i], times, same_link); };
+  std::vector<double> bounds(options_.size());
+  for (const std::size_t i : order) bounds[i] = least_seconds(options_[i], *planned_.cluster, times, same_link);
+  const auto least = [&](std::size_t i) { return bounds[i]; };
   std::ranges::stable_sort(order, {}, least);
   std::vector<Option> tried;
   double best = HUGE_VAL;
@@ -103,22 +130,16 @@ std::optional<Option> Rivals::best_of(double times, bool same_link,
 }
 
 std::optional<Option> Rivals::winning(const Changes& changes, double times) const {
-  return best_of(times, true, [&](std::size_t i) {
-    Option option = option_of(with(options_[i].config, changes), planned_);
-    option.name = options_[i].name;
-    return option;
-  });
+  return best_of(times, true, [&](std::size_t i) { return changed(options_[i], changes, planned_); });
 }
 
 const Option& Rivals::with_micro_batches(std::size_t index, std::int64_t count) const {
-  const auto [place, is_new] = few_micro_batches_.try_emplace({index, count});
-  if (!is_new) return place->second;
+  const auto known = few_micro_batches_.find({index, count});
+  if (known != few_micro_batches_.end()) return known->second;
   const TrainConfig& config = options_[index].config;
   const std::int64_t batch = config.batch / config.plan.micro_batches * count;
-  place->second =
-      option_of(with(config, {{"batch", std::to_string(batch)}, {"accumulate", std::to_string(count)}}), planned_);
-  place->second.name = options_[index].name;
-  return place->second;
+  const Changes changes{{"batch", std::to_string(batch)}, {"accumulate", std::to_string(count)}};
+  return few_micro_batches_.emplace(std::pair(index, count), changed(options_[index], changes, planned_)).first->second;
 }
 
 std::optional<Option> Rivals::of_micro_batches(std::int64_t count) const {
@@ -127,8 +148,9 @@ std::optional<Option> Rivals::of_micro_batches(std::int64_t count) const {
   return best_of(times, false, [&](std::size_t i) {
     if (count <= kSettled) return with_micro_batches(i, count);
     Option option = with_micro_batches(i, kSettled);
-    if (!option.has_forecast()) return option;
-    const double one = option.simulated->seconds - with_micro_batches(i, kSettled - 1).simulated->seconds;
+    const Option& before = with_micro_batches(i, kSettled - 1);
+    if (!option.has_forecast() || !before.has_forecast()) return before.has_forecast() ? option : before;
+    const double one = option.simulated->seconds - before.simulated->seconds;
     option.simulated->seconds += one * static_cast<double>(count - kSettled);
     option.config.batch = option.config.batch / kSettled * count;
     option.config.plan.micro_batches = count;

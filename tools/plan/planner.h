@@ -46,10 +46,12 @@ Choice choose(const std::vector<Option>& options, const PlannedFor& planned);
 using Changes = std::vector<std::pair<std::string, std::string>>;
 /// Error naming key and value.
 TrainConfig with(const TrainConfig& config, const Changes& changes);
+/// `option` with others in their place, under its name; what does not go together is in left_out.
+Option changed(const Option& option, const Changes& changes, const PlannedFor& planned);
 
 /// Which option wins for a changed setting, at as few forecasts as bounds leave: those that need more memory than there
 /// is before anything grows, those that compute or communicate for longer than another one takes, and those that
-/// another one beats now in everything, are left out.
+/// another one beats now in everything, which is a guess, are left out.
 class Rivals {
  public:
   /// Both outlive it.

@@ -51,7 +51,8 @@ std::string sweep_text(const Sweep& sweep, const std::vector<RowPlan>& rows, con
   for (double value = sweep.from(); value <= sweep.to(); value *= 2) {
     PlannedFor at = planned;
     const std::string shown = is_link ? format_bytes(std::llround(value)) + "/s" : fmt::format("{}", value);
-    if (is_link) (at.cluster->out ? *at.cluster->out : at.cluster->in).link.bytes_per_second = value;
+    FabricModel* const fabric = is_link ? &(at.cluster->out ? *at.cluster->out : at.cluster->in) : nullptr;
+    if (fabric) *fabric = fabric->with_rate(value);
     if (is_link && !options.empty()) {
       for (Option& option : options)
         if (option.has_forecast()) option.simulated = simulate(option.forecast.step, *at.cluster);
