@@ -246,10 +246,10 @@ def print_face(root):
     print("\n".join(sorted(face.public_types(texts, {file: code_of(text) for file, text in texts.items()}))))
 
 
-def main():
-    arguments = [argument for argument in sys.argv[1:] if argument != "--face"]
+def main(words):
+    arguments = [word for word in words if word != "--face"]
     root = pathlib.Path(arguments[0] if arguments else pathlib.Path(__file__).parent.parent).resolve()
-    if "--face" in sys.argv:
+    if "--face" in words:
         return print_face(root)
     breaches = [*check_tree(root), *weigh.breaches(root)]
     for breach in breaches:
@@ -259,4 +259,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

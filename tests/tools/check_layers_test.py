@@ -1,12 +1,12 @@
 """Each rule of tools/check_layers.py finds a breach of it in a small tree, and nothing else."""
+import contextlib
+import io
 import pathlib
-import subprocess
 import sys
 import tempfile
 import unittest
 
-CHECKER = pathlib.Path(__file__).resolve().parents[2] / "tools" / "check_layers.py"
-sys.path.insert(0, str(CHECKER.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
 import check_layers  # noqa: E402
 import type_definitions  # noqa: E402
 
@@ -34,8 +34,10 @@ class CheckLayers(unittest.TestCase):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if text is not None:
                     path.write_text(text, encoding="utf-8")
-            run = subprocess.run([sys.executable, CHECKER, folder], capture_output=True, text=True, check=False)
-            return run.returncode, run.stdout.splitlines()
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                status = check_layers.main([folder])
+            return status, printed.getvalue().splitlines()
 
     def expect(self, changes, breach):
         status, lines = self.run_on(changes)
