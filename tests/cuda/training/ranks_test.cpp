@@ -64,9 +64,9 @@ TrainConfig with(TrainConfig config, const Setting& s) {
   return config;
 }
 
-// A third of them by the seed of the device: emulated.strategies_seed_2 and 3 have the others.
+// A fifth of them by the seed of the device: emulated.strategies_seed_2 to 5 have the others.
 TEST_F(RanksOnCuda, F176_EveryStrategyTrainsAsOnTheHost) {
-  for (std::size_t i = cuda::emulated::default_configuration().seed % 3; i < std::size(kSettings); i += 3) {
+  for (std::size_t i = cuda::emulated::default_configuration().seed % 5; i < std::size(kSettings); i += 5) {
     const Setting& s = kSettings[i];
     const bool is_gpt = i % 2 == 0;
     const TrainConfig config = with(is_gpt ? gpt_ : llama_, s);
