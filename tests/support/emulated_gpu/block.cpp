@@ -119,7 +119,7 @@ class Machine {
 };
 
 Machine& machine() {
-  static Machine the_machine;
+  static Machine& the_machine = *new Machine;  // not destroyed: a device may be at work as the process exits
   return the_machine;
 }
 

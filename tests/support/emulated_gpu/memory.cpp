@@ -137,7 +137,7 @@ std::string Memory::overrun() const {
 }
 
 Memory& device_memory() {
-  static Memory the_memory;
+  static Memory& the_memory = *new Memory;  // not destroyed: a device may be at work as the process exits
   return the_memory;
 }
 
