@@ -10,6 +10,7 @@
 #include "compile/passes/pass.h"
 #include "compile/run/budget_curve.h"
 #include "compile/run/guards.h"
+#include "compile/run/measure_prices.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/job/world.h"
@@ -111,22 +112,25 @@ Ready begin_capture(std::span<const std::string_view> args) {
   const BenchRow row = take_row(args, {.name = "mini", .plan = {.mesh = "dp=2"}, .layers = 32});
   return {greeting_of(row), [=](const std::string& request) -> json {
             const int ranks = ranks_of_mesh(row.plan.mesh.text());
+            TrainConfig config = train_config(row.model(), row.plan, ranks);
+            config.plan.compiled = true;
+            const auto record = [&] {
+              return train::recorded_on_ghost(config, 0, ranks, row.model().vocabulary, {.metrics = false});
+            };
+            const Prices prices = measure_prices(record());
             const RankScope ghost("rank 0", {.ghost = true});
             set_world_group(make_ghost_group(0, ranks));
             const nn::JobMesh mesh(row.plan.mesh, world_group());
-            const TrainConfig config = train_config(row.model(), row.plan, ranks);
+            const std::vector<ir::Pass> all = ir::standard_passes();
+            const FitOptions options{.budget = "75%", .passes = all, .prices = &prices};
             std::vector<double> capture, recording, passes, curve;
             std::size_t nodes = 0;
             for (std::int64_t left = asked(request, "SAMPLES").numbers[0]; left > 0; --left) {
               capture.push_back(captured_call_seconds(row));
               ir::Program recorded;
-              recording.push_back(cpu_seconds_of([&] {
-                recorded = train::recorded_on_ghost(config, 0, ranks, row.model().vocabulary, {.metrics = false});
-              }));
+              recording.push_back(cpu_seconds_of([&] { recorded = record(); }));
               nodes = recorded.nodes.size();
-              const std::vector<ir::Pass> all = ir::standard_passes();
-              const Prices prices;
-              const FitOptions options{.budget = "75%", .passes = all, .prices = &prices};
+              check(nodes > 0, "the ghost has recorded no step");
               passes.push_back(cpu_seconds_of([&] { fit_program(recorded, options); }));
               curve.push_back(cpu_seconds_of([&] { budget_curve(recorded, options); }));
             }
