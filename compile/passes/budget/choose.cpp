@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 #include <tuple>
@@ -21,6 +22,12 @@ constexpr std::size_t kMostWork = 400'000;  // of exchanges: choices that are we
 struct Move {
   int gap = -1;
   Over over = Over::held;
+};
+
+/// The cheapest of some moves, and what the next one costs for a byte.
+struct Cheapest {
+  Move move{};
+  double next = std::numeric_limits<double>::infinity();
 };
 
 /// What it costs to let go of something: seconds, or the bytes that all nodes read and write.
@@ -109,14 +116,34 @@ class Chooser {
   bool reach() {
     load_ = weigh(true);
     while (load_.peak > limit_) {
-      Move best = best_of(moves_at_peak());
-      if (best.gap < 0) best = best_of(moves_back());
-      if (best.gap < 0) return false;
-      choice_[at(best.gap)] = best.over;
-      load_ = weigh(true);
+      Cheapest best = cheapest_of(moves_at_peak());
+      if (best.move.gap < 0) best = cheapest_of(moves_back());
+      if (best.move.gap < 0) return false;
+      const Over before = choice_[at(best.move.gap)];
+      do_move(best.move);
+      while (load_.peak > limit_ && do_alike(best, before)) {}
     }
     return true;
   }
+  void do_move(const Move& move) {
+    choice_[at(move.gap)] = move.over;
+    load_ = weigh(true);
+  }
+  // The same with the next gap of the kind, as long as that costs less than what was second: nothing else is weighed.
+  bool do_alike(const Cheapest& best, Over before) {
+    const int kind = model_.gaps()[at(best.move.gap)].kind;
+    Move next{.over = best.move.over};
+    for (const int gap : load_.at_peak)
+      if (choice_[at(gap)] == before && model_.gaps()[at(gap)].kind == kind && may_move(gap) &&
+          (next.gap < 0 || model_.gaps()[at(gap)].first < model_.gaps()[at(next.gap)].first))
+        next.gap = gap;
+    if (next.gap < 0) return false;
+    const double price = price_of(next);
+    if (!std::isfinite(price) || price > best.next) return false;
+    do_move(next);
+    return true;
+  }
+  bool may_move(int gap) const { return !is_fixed(at(gap)) && gap != stays_; }
 
   bool reach_by_bytes() {
     choice_ = start_.choice;
@@ -130,7 +157,7 @@ class Chooser {
   std::vector<Move> moves_at_peak() const {
     std::map<std::pair<int, Over>, int> first_of_kind;
     for (const int gap : load_.at_peak) {
-      if (is_fixed(at(gap)) || gap == stays_) continue;
+      if (!may_move(gap)) continue;
       const auto [found, is_new] = first_of_kind.try_emplace({model_.gaps()[at(gap)].kind, choice_[at(gap)]}, gap);
       if (!is_new && model_.gaps()[at(gap)].first < model_.gaps()[at(found->second)].first) found->second = gap;
     }
@@ -148,17 +175,23 @@ class Chooser {
     return moves;
   }
 
-  Move best_of(const std::vector<Move>& moves) {
-    Move best;
-    double best_price = 0;
+  // What a byte costs that the move takes off; infinite where it takes none.
+  double price_of(const Move& move) {
+    const Load load = weigh(move);
+    const double gain = load_.excess - load.excess;
+    return std::isfinite(load.seconds) && gain > 0 ? cost_of(load) / gain : std::numeric_limits<double>::infinity();
+  }
+  Cheapest cheapest_of(const std::vector<Move>& moves) {
+    Cheapest best;
+    double least = std::numeric_limits<double>::infinity();
     for (const Move& move : moves) {
-      const Load load = weigh(move);
-      const double gain = load_.excess - load.excess;
-      if (!std::isfinite(load.seconds) || gain <= 0) continue;
-      const double price = cost_of(load) / gain;
-      if (best.gap >= 0 && price >= best_price) continue;
-      best = move;
-      best_price = price;
+      const double price = price_of(move);
+      if (price < least) {
+        best = {move, least};
+        least = price;
+      } else {
+        best.next = std::min(best.next, price);
+      }
     }
     return best;
   }
@@ -198,6 +231,9 @@ class Chooser {
   // Does otherwise with one of each kind, and lets others go, or holds others, for it, where that is cheaper.
   void exchange() {
     num_weighed_ = 0;
+    std::size_t num_let_go = 0;
+    for (std::size_t g = 0; g < choice_.size(); ++g) num_let_go += choice_[g] != start_.choice[g];
+    if (3 * num_let_go * choice_.size() > kMostWork) return;  // what hold_again() weighs for one alone
     for (bool is_cheaper = true; std::exchange(is_cheaper, false);) {
       std::set<std::pair<int, Over>> kinds;
       for (std::size_t g = 0; g < choice_.size() && num_weighed_ * choice_.size() < kMostWork; ++g)

@@ -56,6 +56,8 @@ class StepWalk {
   StepWalk(const StepModel& model, const Choice& choice) : model_(model), choice_(choice) {
     states_.resize(model.held_.size());
     writes_.assign(model.program_.values.size(), 0);
+    steps_.reserve(2 * model.work_.size());
+    instances_.reserve(2 * model.held_.size());
     used_at_.assign(model.gaps_.size(), {-1, -1});
     leaves_at_ = used_at_;
     present_.assign(model.program_.values.size(), true);
