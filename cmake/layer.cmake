@@ -51,7 +51,7 @@ endfunction()
 # sherd_compile_together(target source...): under SHERD_UNITY each group is one translation unit.
 function(sherd_compile_together target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${SHERD_UNITY} UNITY_BUILD_MODE GROUP)
-  sherd_groups(groups 8 ${ARGN})
+  sherd_groups(groups 16 ${ARGN})
   foreach(group ${groups})
     set_source_files_properties(${groups_${group}} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${group})
   endforeach()

@@ -6,7 +6,7 @@ set(SHERD_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them: addre
 set(SHERD_LAYERS all CACHE STRING "What is built: all, or runtime alone with its tests, for a sanitizer that looks at no more")
 set_property(CACHE SHERD_LAYERS PROPERTY STRINGS all runtime)
 
-option(SHERD_UNITY "Compile sources of a folder eight at a time: a cold build is faster, one after a change is not" ON)
+option(SHERD_UNITY "Compile sources of a folder sixteen at a time: a cold build is faster, one after a change is not" ON)
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
