@@ -156,7 +156,7 @@ Answer answer_of(const std::vector<Option>& options, const PlannedFor& planned, 
   }
   if (answer.choice.runner_up)
     answer.sentences.push_back(fmt::format("Runner-up: {}.", loses(options[*answer.choice.runner_up], best)));
-  answer.sentences.push_back(fmt::format("Run it with {}.", flags_of(best)));
+  answer.sentences.push_back(fmt::format("Run it with {}{}.", flags_of(best), more_flags(best.config, planned.base)));
   return answer;
 }
 

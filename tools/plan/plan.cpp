@@ -13,6 +13,7 @@
 #include "tools/plan/presets.h"
 #include "tools/plan/published.h"
 #include "tools/plan/report.h"
+#include "tools/plan/search.h"
 #include "tools/plan/sweep.h"
 #include "tools/table/chart.h"
 #include "tools/train/exit_status.h"
@@ -33,8 +34,8 @@ struct PlanFlags {
   ClusterFlags cluster;
   Sweep sweep = "";
   std::string only, explain, svg, save_timeline, published;
-  std::int64_t ranks = 0;
-  bool json = false, all = false, flips = true;
+  std::int64_t ranks = 0, tries = static_cast<std::int64_t>(SearchOptions().tries);
+  bool json = false, all = false, flips = true, search = false;
 };
 
 void bind_plan(ConfigTable& table, PlanFlags& flags) {
@@ -53,6 +54,11 @@ void bind_plan(ConfigTable& table, PlanFlags& flags) {
   table.add("flips", &flags.flips, "search for values of link, memory, batch and sequence at which another row wins");
   table.add("sweep", text_field(flags.sweep),
             "KEY=A:B: the winner for values of a key of the config from A to B, doubling");
+  table.add(
+      "search", &flags.search,
+      "the ten fastest ways to train the batch, over meshes with replicate and tp, strategies, units, recomputation "
+      "and micro-batches");
+  table.add("tries", &flags.tries, "search: most ways that are forecast in full");
   table.add("explain", &flags.explain, "a row's name: what its step waits for, and what each other setting would gain");
   table.add("json", &flags.json, "one JSON object per line: the answer, then each row");
   table.add("svg", &flags.svg, "file for a picture of the table");
@@ -62,6 +68,7 @@ void bind_plan(ConfigTable& table, PlanFlags& flags) {
 
 constexpr std::string_view kPlanUsage =
     "usage: sherd plan CONFIG.toml --ranks N [--hosts H] --device-model NAME --fabric in=NAME,out=NAME [flags]\n"
+    "       sherd plan CONFIG.toml --search --ranks N [--hosts H] --device-model NAME --fabric in=NAME,out=NAME\n"
     "       sherd plan --published FILE.toml\n\n"
     "Predicts a training under every strategy, with and without recomputation, and recommends one: memory by ghosts, "
     "to\n"
@@ -107,12 +114,15 @@ class Planning {
     planned_.vocabulary = planned_vocabulary(config_);
     planned_.cluster = cluster_of(flags.cluster, planned_.ranks, config_.link);
     planned_.memory_limit = config_.memory_limit;
+    if (flags.search) check_search();
     if (planned_.cluster && planned_.memory_limit == 0) planned_.memory_limit = planned_.cluster->device.memory_bytes;
     // Ghosts of a GPU need none; sums between GPUs travel in the type that they are summed in.
     if (is_preset_device(flags.cluster.device_model)) config_.plan.device = Device::cuda(0);
     config_.memory_limit = 0;  // what does not fit is shown as well
     config_.link = {};
+    planned_.base = config_;
     as_usage([&] {
+      if (flags.search) return;
       const nn::MeshAxes mesh = config_.plan.mesh;
       nn::local_batch(config_.plan, config_.batch, nn::count_data_ranks(mesh.of(planned_.ranks)));
     });
@@ -125,8 +135,9 @@ class Planning {
 
   int run() {
     const HostLayout hosts = hosts_of(flags_.cluster, planned_.ranks);
-    std::vector<RowPlan> rows = rows_asked_for(config_, flags_, planned_.ranks, hosts);
     size_ = model_size(config_, planned_.vocabulary);
+    if (flags_.search) return search_for(hosts);
+    std::vector<RowPlan> rows = rows_asked_for(config_, flags_, planned_.ranks, hosts);
     if (!flags_.explain.empty()) return explain(rows);
     rows = only(std::move(rows), flags_.only, "--only");
     if (flags_.sweep.is_set()) {
@@ -150,6 +161,33 @@ class Planning {
     const int ranks = flags_.ranks > 0 ? static_cast<int>(flags_.ranks) : static_cast<int>(count);
     as_usage([&] { config_.plan.mesh.of(ranks); });
     return ranks;
+  }
+
+  void check_search() const {
+    check_usage(planned_.cluster.has_value(), "--search compares times; give --device-model");
+    check_usage(config_.plan.mesh.is_open(), "--search chooses the mesh; leave out --mesh {}",
+                config_.plan.mesh.text());
+    check_usage(flags_.tries > 0, "--tries must be positive, got {}", flags_.tries);
+    const std::pair<const char*, bool> others[] = {{"--only", !flags_.only.empty()},
+                                                   {"--explain", !flags_.explain.empty()},
+                                                   {"--sweep", flags_.sweep.is_set()},
+                                                   {"--all", flags_.all},
+                                                   {"--save-timeline", !flags_.save_timeline.empty()}};
+    for (const auto& [flag, is_given] : others)
+      check_usage(!is_given, "{} is about the rows of one mesh, and --search looks at all; leave one of them out",
+                  flag);
+  }
+
+  int search_for(const HostLayout& hosts) {
+    const SearchSpace space = as_usage([&] { return SearchSpace(config_, hosts); });
+    Found found = search(space, planned_, {.tries = static_cast<std::size_t>(flags_.tries)});
+    options_ = std::move(found.best);
+    Answer answer = answer_of(options_, planned_, size_);
+    if (options_.empty())
+      answer.sentences = {fmt::format("No way fits into {}: a rank holds {} at least. Take more ranks or fewer tokens.",
+                                      format_bytes(planned_.memory_limit), format_bytes(found.least_bytes))};
+    print(answer, {.searched = found.text()});
+    return kDone;
   }
 
   Option option(const RowPlan& row) const {
@@ -198,7 +236,7 @@ class Planning {
 
   void print() {
     const Answer answer = answer_of(options_, planned_, size_);
-    Report report{.about = about(), .answer = answer.sentences, .assumed = assumptions(options_, planned_)};
+    Report report;
     if (flags_.flips && planned_.cluster) {
       const Rivals rivals(options_, planned_);
       if (const auto more = accumulate_for(kWantedMfu, kMostMicroBatches, rivals, size_))
@@ -208,6 +246,14 @@ class Planning {
             more->micro_batches, more->name, 100 * more->mfu));
       for (const FlipOf& flip : flips_of(rivals, answer)) report.flips.push_back(flip.text());
     }
+    print(answer, std::move(report));
+  }
+
+  /// With what the report has already, which follows the answer.
+  void print(const Answer& answer, Report report) {
+    report.about = about();
+    report.answer.insert(report.answer.begin(), answer.sentences.begin(), answer.sentences.end());
+    report.assumed = assumptions(options_, planned_);
     for (const Option& option : options_) {
       report.table.rows.push_back(row_of(option, planned_, size_));
       report.peaks.push_back(option.has_forecast() ? moment_text(option.forecast.memory.moment) : "");

@@ -56,6 +56,41 @@ bool is_beaten(const std::vector<Option>& options, std::size_t index) {
   return false;
 }
 
+constexpr std::int64_t kSettled = 4;  // micro-batches, of which all but the first do the same
+
+/// A part of `parts` of that name, or null.
+const Simulation::Part* find_part(const std::vector<Simulation::Part>& parts, const Simulation::Part& like) {
+  const auto found = std::ranges::find_if(
+      parts, [&](const Simulation::Part& part) { return part.name == like.name && part.fabric == like.fabric; });
+  return found == parts.end() ? nullptr : &*found;
+}
+
+/// `last` with `more` micro-batches, each of which adds what the last one has added to `before`.
+void extend(Simulation& last, const Simulation& before, double more) {
+  const auto add = [more](double& value, double earlier) { value += more * (value - earlier); };
+  add(last.seconds, before.seconds);
+  using Times = Simulation::RankTimes;
+  for (double Times::* const of :
+       {&Times::seconds, &Times::compute, &Times::transfer, &Times::skew, &Times::throttle, &Times::caused})
+    add(last.ranks[0].*of, before.ranks[0].*of);
+  using Part = Simulation::Part;
+  for (Part& axis : last.axes)
+    if (const Part* const earlier = find_part(before.axes, axis))
+      for (double Part::* const of :
+           {&Part::calls, &Part::wire_bytes, &Part::seconds, &Part::transfer, &Part::skew, &Part::throttle})
+        add(axis.*of, earlier->*of);
+}
+
+/// What `count` micro-batches give, by three and four of them.
+Option extended(const Option& three, const Option& four, std::int64_t count) {
+  if (!three.has_forecast() || !four.has_forecast()) return three.has_forecast() ? four : three;
+  Option option = four;
+  extend(*option.simulated, *three.simulated, static_cast<double>(count - kSettled));
+  option.config.batch = option.config.batch / kSettled * count;
+  option.config.plan.micro_batches = count;
+  return option;
+}
+
 }  // namespace
 
 Option option_of(const TrainConfig& config, const PlannedFor& planned) {
@@ -77,6 +112,18 @@ Option changed(const Option& option, const Changes& changes, const PlannedFor& p
   } catch (const Error& error) { other.left_out = said_of(error); }
   other.name = option.name;
   return other;
+}
+
+Option option_of_many(const TrainConfig& config, const PlannedFor& planned) {
+  const std::int64_t count = config.plan.micro_batches;
+  if (count <= kSettled) return option_of(config, planned);
+  const auto of = [&](std::int64_t few) {
+    TrainConfig fewer = config;
+    fewer.batch = config.batch / count * few;
+    fewer.plan.micro_batches = few;
+    return option_of(fewer, planned);
+  };
+  return extended(of(kSettled - 1), of(kSettled), count);
 }
 
 std::vector<Candidate> candidates_of(const std::vector<Option>& options, const PlannedFor& planned) {
@@ -143,18 +190,10 @@ const Option& Rivals::with_micro_batches(std::size_t index, std::int64_t count) 
 }
 
 std::optional<Option> Rivals::of_micro_batches(std::int64_t count) const {
-  constexpr std::int64_t kSettled = 4;
   const auto times = static_cast<double>(count) / static_cast<double>(options_.at(0).config.plan.micro_batches);
   return best_of(times, false, [&](std::size_t i) {
     if (count <= kSettled) return with_micro_batches(i, count);
-    Option option = with_micro_batches(i, kSettled);
-    const Option& before = with_micro_batches(i, kSettled - 1);
-    if (!option.has_forecast() || !before.has_forecast()) return before.has_forecast() ? option : before;
-    const double one = option.simulated->seconds - before.simulated->seconds;
-    option.simulated->seconds += one * static_cast<double>(count - kSettled);
-    option.config.batch = option.config.batch / kSettled * count;
-    option.config.plan.micro_batches = count;
-    return option;
+    return extended(with_micro_batches(i, kSettled - 1), with_micro_batches(i, kSettled), count);
   });
 }
 

@@ -20,6 +20,7 @@ struct PlannedFor {
   std::int64_t vocabulary = 256;
   std::int64_t memory_limit = 0;     ///< bytes of a rank; 0: none
   std::optional<Cluster> cluster{};  ///< none: nothing is priced
+  TrainConfig base{};                ///< what flags of a row come on top of
 };
 
 /// A row, and what is predicted of it.
@@ -37,6 +38,9 @@ inline constexpr double kTie = 0.02;
 
 /// Forecasts and, with a cluster, prices a config. What its ranks cannot do is in left_out.
 Option option_of(const TrainConfig& config, const PlannedFor& planned);
+/// The same with a cluster, of four micro-batches at most: each after the fourth takes as long as the fourth, and no
+/// more memory. The timeline is that of four.
+Option option_of_many(const TrainConfig& config, const PlannedFor& planned);
 /// As choose() takes them; options without a forecast fit nowhere.
 std::vector<Candidate> candidates_of(const std::vector<Option>& options, const PlannedFor& planned);
 /// Choice among options; indices are theirs.

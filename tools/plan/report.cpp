@@ -179,6 +179,8 @@ std::string to_text(const Report& report, const PlannedFor& planned) {
   for (const std::string& sentence : report.answer) text += sentence + "\n";
   if (!report.flips.empty()) text += "\nAnother row wins\n";
   for (const std::string& flip : report.flips) text += "  " + flip + "\n";
+  if (!report.searched.empty()) text += "\nSearched\n";
+  for (const std::string& line : report.searched) text += "  " + line + "\n";
   text += "\n";
   for (const auto& [key, value] : report.about) text += fmt::format("{:<8} {}\n", key, value);
   text += "\n" + table_text(report, planned) + "\nAssumed\n";
@@ -191,6 +193,7 @@ std::string to_json(const Report& report) {
   for (const auto& [key, value] : report.about) about[key] = value;
   about["answer"] = report.answer;
   about["flips"] = report.flips;
+  if (!report.searched.empty()) about["searched"] = report.searched;
   about["assumed"] = report.assumed;
   std::string text = about.dump() + "\n";
   for (const Row& row : report.table.rows) text += table::to_json(row);

@@ -13,9 +13,10 @@ struct Report {
   std::vector<std::pair<std::string, std::string>> about{};  ///< model, ranks, device: names and values
   std::vector<std::string> answer{};                         ///< the recommendation first
   std::vector<std::string> flips{};
-  table::Table table{};                ///< as `sherd walk` fills it, all of it predicted
-  std::vector<std::string> peaks{};    ///< by row: where the peak is
-  std::vector<std::string> assumed{};  ///< what predictions rest on
+  std::vector<std::string> searched{};  ///< what a search has looked at, and left out
+  table::Table table{};                 ///< as `sherd walk` fills it, all of it predicted
+  std::vector<std::string> peaks{};     ///< by row: where the peak is
+  std::vector<std::string> assumed{};   ///< what predictions rest on
 };
 
 /// A row of the table.

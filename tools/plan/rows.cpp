@@ -240,6 +240,20 @@ std::string full_name(const TrainConfig& config, const TrainConfig& base) {
   return name;
 }
 
+std::string more_flags(const TrainConfig& config, const TrainConfig& base) {
+  constexpr std::array keys{"units",         "prefetch",   "offload",           "compile",
+                            "memory_budget", "accumulate", "accumulate_shards", "parallel.sequence"};
+  const auto values = values_of(config), before = values_of(base);
+  std::string text;
+  for (const std::string key : keys) {
+    if (values.at(key) == before.at(key)) continue;
+    std::string flag = key;
+    std::ranges::replace(flag, '_', '-');
+    text += fmt::format(" --{} {}", flag, values.at(key));
+  }
+  return text;
+}
+
 void set_link(std::vector<RowPlan>& rows, const TrainConfig& base, int ranks, const std::string& link) {
   const Links links(link);
   const Axes grid = with_replicas(axes_of(base.plan.mesh, ranks));

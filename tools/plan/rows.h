@@ -36,6 +36,9 @@ std::vector<RowPlan> plan_rows(const TrainConfig& base, int ranks, const RowsOf&
 /// is left out, and recomputation where there is none.
 std::string full_name(const TrainConfig& config, const TrainConfig& base);
 
+/// Flags of what a row sets otherwise than `base`, beside mesh, strategy and recomputation: " --units fine", or "".
+std::string more_flags(const TrainConfig& config, const TrainConfig& base);
+
 /// `links` as the key of a TrainConfig, for all rows.
 void set_link(std::vector<RowPlan>& rows, const TrainConfig& base, int ranks, const std::string& link);
 
