@@ -79,6 +79,7 @@ class Play {
     result_.ranks.resize(players);
     for (const Channel& c : world.channels)
       meetings_.emplace_back(std::size_t{c.num_calls} * world.groups[c.group].num_instances());
+    if (world.options.waits) waits_.resize(players);
     span_of_.assign(players, Timeline::kNone);
     add_spans();
     for (const Program& p : world.programs) result_.peaks.push_back(p.peak);
@@ -303,6 +304,7 @@ class Play {
       rank.skew += skew;
       (step.why == Timeline::Why::throttle ? rank.throttle : rank.transfer) += transfer;
       if (item.last != static_cast<int>(r)) result_.ranks[static_cast<std::size_t>(item.last)].caused += skew;
+      if (skew > 0) note_wait(r, item.last, skew);
       for (Simulation::Part* part : {&axis_of(r, work), &world_.units[work.unit]}) {
         part->skew += skew;
         (step.why == Timeline::Why::throttle ? part->throttle : part->transfer) += transfer;
@@ -311,6 +313,15 @@ class Play {
     }
     add_span(r, since, until, step.first_entry);
     player.clock = until;
+  }
+
+  // A rank meets the same few that come last again.
+  void note_wait(std::size_t r, int on, double seconds) {
+    if (waits_.empty() || on == static_cast<int>(r)) return;
+    std::vector<Simulation::Wait>& own = waits_[r];
+    const auto known = std::ranges::find(own, on, &Simulation::Wait::on);
+    if (known != own.end()) known->seconds += seconds;
+    else own.push_back({static_cast<int>(r), on, seconds});
   }
 
   void check_all_done() const {
@@ -347,6 +358,8 @@ class Play {
     result_.units = std::move(world_.units);
     result_.axes = std::move(world_.axes);
     result_.is_extrapolated = world_.is_extrapolated;
+    for (const std::vector<Simulation::Wait>& own : waits_)
+      result_.waits.insert(result_.waits.end(), own.begin(), own.end());
     share_spans();
     return std::move(result_);
   }
@@ -367,8 +380,9 @@ class Play {
   std::vector<std::vector<Meeting>> meetings_;  // by channel, then call and instance
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::vector<std::uint32_t> woken_;
-  std::vector<std::uint32_t> span_of_;  // by player: of result_.spans
-  std::vector<bool> is_shown_;          // by program: the moment of its peak
+  std::vector<std::vector<Simulation::Wait>> waits_;  // by player
+  std::vector<std::uint32_t> span_of_;                // by player: of result_.spans
+  std::vector<bool> is_shown_;                        // by program: the moment of its peak
   Simulation result_;
 };
 

@@ -34,6 +34,7 @@ struct SimulateOptions {
   double jitter = 0;            ///< standard deviation of a factor around 1 of each stretch of compute, drawn per rank
   std::uint64_t seed = 1;       ///< of those
   std::vector<int> spans_of{};  ///< ranks whose spans are kept
+  bool waits = false;           ///< whether who waits for whom is kept
 };
 
 struct Simulation {
@@ -59,6 +60,10 @@ struct Simulation {
     std::string module{}, op{};
     StepPhase phase = StepPhase::forward;
   };
+  struct Wait {
+    int rank, on;  ///< the one that waits, and the one that came last
+    double seconds;
+  };
   struct Span {
     double start, end;
     std::uint32_t entry;  ///< of the timeline
@@ -77,6 +82,7 @@ struct Simulation {
   std::vector<Part> units, axes;  ///< in the order of their first item
   std::vector<Peak> peaks;        ///< by class
   std::vector<RankSpans> spans;
+  std::vector<Wait> waits;       ///< skew by who causes it; by rank, where options ask for it
   bool is_extrapolated = false;  ///< a price was asked for outside of what its curve covers
 
   const RankTimes& of(int rank) const { return ranks[ranks.size() == 1 ? 0 : static_cast<std::size_t>(rank)]; }

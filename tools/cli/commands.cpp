@@ -11,6 +11,7 @@
 #include "tools/cli/program.h"
 #include "tools/launch/launch.h"
 #include "tools/plan/plan.h"
+#include "tools/plan/simulate.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
 #include "tools/train/version.h"
@@ -27,6 +28,8 @@ constexpr std::array kCommands = {
     Command{"export", "write a model as a Hugging Face directory: sherd export DIR OUT", run_export},
     Command{"ckpt", "look into folders of saves: sherd ckpt ls|show|verify|diff|convert DIR", run_ckpt},
     Command{"plan", "choose a strategy before there is a cluster: sherd plan CONFIG.toml --ranks N [flags]", run_plan},
+    Command{"simulate", "play a step on all ranks, some of them slow: sherd simulate CONFIG.toml --ranks N [flags]",
+            run_simulate},
     Command{"info", "print what this build and this machine offer", run_info},
     Command{"walk", "compare strategies and levers of memory: sherd walk [CONFIG.toml] (needs the target sherd-bench)",
             nullptr},
@@ -35,7 +38,7 @@ constexpr std::array kCommands = {
 
 void print_help(std::FILE* out) {
   fmt::print(out, "sherd {}: trains models sharded over devices\n\n", kVersion);
-  for (const Command& command : kCommands) fmt::print(out, "  sherd {:<8} {}\n", command.name, command.summary);
+  for (const Command& command : kCommands) fmt::print(out, "  sherd {:<9} {}\n", command.name, command.summary);
   fmt::print(out, "\n`sherd help COMMAND`, or `sherd COMMAND --help`, lists the flags of a command.\n");
 }
 

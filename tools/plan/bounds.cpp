@@ -71,21 +71,22 @@ LinkSeconds links_of(const Timeline& step, const Cluster& cluster, const IsMeant
 bool is_any(const std::string&) { return true; }
 bool is_not_tp(const std::string& axis) { return axis != "tp"; }
 
-/// Where entries of passes are.
+/// Where a step goes over from one pass to another. What follows a backward, as the mean of losses, is none.
 struct PassPlaces {
-  std::size_t first = 0, last = 0;                                  ///< the first call; after the last one
-  std::size_t forward_is_first_over = 0, forward_is_last_over = 0;  ///< after a last call of forward
+  std::size_t first = 0, last = 0;                                  ///< the first call; after the last one of backward
+  std::size_t forward_is_first_over = 0, forward_is_last_over = 0;  ///< after a last product of forward
 };
 PassPlaces places_of(const Timeline& step) {
   PassPlaces places{.first = step.entries.size()};
-  bool is_first = true;
   for (const std::size_t i : indices(step.entries)) {
-    if (!is_of_pass(step, step.entries[i])) continue;
+    const Timeline::Entry& entry = step.entries[i];
+    if (!is_of_pass(step, entry)) continue;
     places.first = std::min(places.first, i);
-    places.last = i + 1;
-    const bool is_forward = step.entries[i].phase == StepPhase::forward;
-    if (!is_forward) is_first = false;
-    else if (places.forward_is_last_over = i + 1; is_first) places.forward_is_first_over = i + 1;
+    if (entry.phase == StepPhase::backward) places.last = i + 1;
+    const WorkKind kind = step.calls[entry.index].work.kind;
+    if (entry.phase == StepPhase::backward || (kind != WorkKind::contraction && kind != WorkKind::attention)) continue;
+    places.forward_is_last_over = i + 1;
+    if (places.last == 0) places.forward_is_first_over = i + 1;
   }
   return places;
 }
@@ -116,13 +117,13 @@ RestBound rest_of(const Option& option, const Cluster& cluster) {
   const PassPlaces places = places_of(step);
   const std::size_t end = step.entries.size();
   const auto is_item = [](const Timeline::Entry& entry) { return entry.kind == Timeline::Kind::item; };
-  const auto is_anything = [](const Timeline::Entry&) { return true; };
+  const auto is_no_pass = [&](const Timeline::Entry& entry) { return !is_of_pass(step, entry); };
   const auto is_rest = [&](const Timeline::Entry& entry) {
     return entry.kind == Timeline::Kind::call && !is_of_pass(step, entry);
   };
   if (places.first < places.last) {
-    bound.before = thread_seconds(simulate(part_of(step, 0, places.first, is_anything), cluster));
-    bound.after = thread_seconds(simulate(part_of(step, places.last, end, is_anything), cluster));
+    bound.before = thread_seconds(simulate(part_of(step, 0, places.first, is_no_pass), cluster));
+    bound.after = thread_seconds(simulate(part_of(step, places.last, end, is_no_pass), cluster));
   }
   bound.compute = thread_seconds(simulate(part_of(step, 0, end, is_rest), cluster));
   std::vector<bool> is_waited(step.items.size(), false);

@@ -11,7 +11,7 @@
 
 namespace sherd::plan {
 
-using LinkSeconds = std::map<std::string, double, std::less<>>;  ///< of collectives, by fabric
+using LinkSeconds = std::map<std::string, double, std::less<>>;  ///< collectives by fabric
 
 /// A pass of one micro-batch.
 struct PassBound {
@@ -32,7 +32,7 @@ struct RestBound {
 };
 
 PassBound pass_bound(const SearchSpace& space, const Way& way, const PlannedFor& planned);
-/// Of a way of one micro-batch, or of two.
+/// The way has one micro-batch, or two.
 RestBound rest_bound(const SearchSpace& space, const Way& way, const PlannedFor& planned);
 
 /// Seconds of a step of a way: of its passes alone, and with the rest. `two` is of two micro-batches, each after the

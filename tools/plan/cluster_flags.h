@@ -9,6 +9,8 @@
 
 namespace sherd::plan {
 
+inline constexpr int kMostPlannedRanks = 1 << 20;
+
 struct ClusterFlags {
   std::string device_model;              ///< name or file; empty: nothing is priced
   std::string software;                  ///< one of the device's factors; empty: none

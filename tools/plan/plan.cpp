@@ -26,7 +26,6 @@ namespace {
 using namespace train;
 using namespace plan;
 
-constexpr int kMostRanks = 1 << 20;
 constexpr double kWantedMfu = 0.4;
 constexpr std::int64_t kMostMicroBatches = 64;
 
@@ -151,13 +150,13 @@ class Planning {
 
  private:
   int ranks_of() const {
-    check_usage(flags_.ranks >= 0 && flags_.ranks <= kMostRanks, "--ranks must be from 1 to {}, got {}", kMostRanks,
-                flags_.ranks);
+    check_usage(flags_.ranks >= 0 && flags_.ranks <= kMostPlannedRanks, "--ranks must be from 1 to {}, got {}",
+                kMostPlannedRanks, flags_.ranks);
     check_usage(flags_.ranks > 0 || !config_.plan.mesh.is_open(),
                 "sherd plan needs to know the ranks: give --ranks N or --mesh");
     const std::int64_t count = config_.plan.mesh.count(static_cast<int>(flags_.ranks));
-    check_usage(count >= 1 && count <= kMostRanks, "--mesh {} has {} ranks; at most {} can be planned",
-                config_.plan.mesh.text(), count, kMostRanks);
+    check_usage(count >= 1 && count <= kMostPlannedRanks, "--mesh {} has {} ranks; at most {} can be planned",
+                config_.plan.mesh.text(), count, kMostPlannedRanks);
     const int ranks = flags_.ranks > 0 ? static_cast<int>(flags_.ranks) : static_cast<int>(count);
     as_usage([&] { config_.plan.mesh.of(ranks); });
     return ranks;
@@ -181,12 +180,13 @@ class Planning {
   int search_for(const HostLayout& hosts) {
     const SearchSpace space = as_usage([&] { return SearchSpace(config_, hosts); });
     Found found = search(space, planned_, {.tries = static_cast<std::size_t>(flags_.tries)});
+    Report report{.searched = found.text()};
     options_ = std::move(found.best);
     Answer answer = answer_of(options_, planned_, size_);
     if (options_.empty())
       answer.sentences = {fmt::format("No way fits into {}: a rank holds {} at least. Take more ranks or fewer tokens.",
                                       format_bytes(planned_.memory_limit), format_bytes(found.least_bytes))};
-    print(answer, {.searched = found.text()});
+    print(answer, std::move(report));
     return kDone;
   }
 

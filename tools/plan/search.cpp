@@ -173,7 +173,7 @@ class Search {
   Found found_;
 };
 
-std::string ms(double seconds) { return fmt::format("{:.1f} ms", seconds * 1e3); }
+std::string tenths_of_ms(double seconds) { return fmt::format("{:.1f} ms", seconds * 1e3); }
 
 }  // namespace
 
@@ -184,10 +184,10 @@ std::vector<std::string> Found::text() const {
   if (too_large > 0) lines.push_back(fmt::format("{} left out: their state and activations do not fit", too_large));
   if (too_slow > 0)
     lines.push_back(fmt::format("{} left out: they take {} at least, the last one here {}", too_slow,
-                                ms(untried_seconds), ms(best.back().simulated->seconds)));
+                                tenths_of_ms(untried_seconds), tenths_of_ms(best.back().simulated->seconds)));
   if (not_searched > 0)
-    lines.push_back(
-        fmt::format("{} not searched, as --tries says: they take {} at least", not_searched, ms(untried_seconds)));
+    lines.push_back(fmt::format("{} not searched, as --tries says: they take {} at least", not_searched,
+                                tenths_of_ms(untried_seconds)));
   for (const auto& [why, count] : left_out) lines.push_back(fmt::format("{} left out: {}", count, why));
   if (broken_bounds > 0)
     lines.push_back(

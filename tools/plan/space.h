@@ -34,8 +34,8 @@ struct Way {
 
 class SearchSpace {
  public:
-  /// Of all ranks of `hosts`. Ways that give a rank a part of a sequence are none. Error naming batch and ranks where
-  /// none is left.
+  /// Takes all ranks of `hosts`, and leaves out what gives a rank a part of a sequence. Error naming batch and ranks
+  /// where nothing is left.
   SearchSpace(const TrainConfig& base, const HostLayout& hosts);
   const std::vector<Sharding>& shardings() const { return shardings_; }
   const std::vector<Way>& ways() const { return ways_; }
