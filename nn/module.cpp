@@ -118,6 +118,11 @@ void collect(const Module& module, const std::string& prefix, std::set<Parameter
     if (seen.insert(p.parameter).second) out.emplace_back(join(prefix, p.name), p.parameter);
   for (const auto& child : module.children()) collect(*child, join(prefix, child->name()), seen, out);
 }
+void collect(const Module& module, std::set<Parameter*>& seen, std::vector<Parameter*>& out) {
+  for (const Module::NamedParameter& p : module.own_parameters())
+    if (seen.insert(p.parameter).second) out.push_back(p.parameter);
+  for (const auto& child : module.children()) collect(*child, seen, out);
+}
 void collect_buffers(const Module& module, const std::string& prefix,
                      std::vector<std::pair<std::string, Buffer*>>& out) {
   for (const auto& b : module.own_buffers()) out.emplace_back(join(prefix, b->name()), b.get());
@@ -134,7 +139,8 @@ std::vector<std::pair<std::string, Parameter*>> Module::named_parameters() const
 
 std::vector<Parameter*> Module::parameters() const {
   std::vector<Parameter*> result;
-  for (const auto& [name, parameter] : named_parameters()) result.push_back(parameter);
+  std::set<Parameter*> seen;
+  collect(*this, seen, result);
   return result;
 }
 
