@@ -50,7 +50,8 @@ class Ghost {
     if (mesh.group()->size() > 1) RankContext::current().rank_text = mesh.rank_text();
     loop_ = build(mesh);
     note("building the model");
-    const int steps = plan_.compiled ? 4 : 2;  // an order is recorded in the first, a program in the second
+    // An order is recorded in the first step and a program in the second; eager steps from the second on are the same.
+    const int steps = plan_.compiled ? 4 : 2;
     for (int i = 0; i < steps; ++i) update(fmt::format("step {}", i + 1));
     predicted_.held = memory_.accounting().current();
     if (!loop_.evaluate) return;

@@ -155,7 +155,8 @@ Row row_of(const Option& option, const PlannedFor& planned, const ModelSize& siz
 
 std::vector<std::string> assumptions(const std::vector<Option>& options, const PlannedFor& planned) {
   std::vector<std::string> lines{
-      "memory: tensors of rank 0 in three steps of a ghost, to the byte; what a driver, NCCL and kernels keep is not "
+      "memory: tensors of rank 0 in the first steps of a ghost, to the byte; what a driver, NCCL and kernels keep is "
+      "not "
       "in "
       "it"};
   if (!planned.cluster) return lines;
