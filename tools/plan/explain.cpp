@@ -6,6 +6,7 @@
 #include <map>
 
 #include "tools/plan/answer.h"
+#include "tools/plan/on_threads.h"
 #include "tools/plan/report.h"
 
 namespace sherd::plan {
@@ -159,9 +160,12 @@ std::string explanation_of(const Option& option, const PlannedFor& planned, cons
   const nn::Prediction& memory = option.forecast.memory;
   text += fmt::format("peak      {} at {} ({}): {}\n", format_bytes(memory.bytes), moment_text(memory.moment),
                       memory.when, describe(memory.at_peak));
+  const std::vector<Knob> knobs = knobs_of(option.config);
+  std::vector<std::optional<Tried>> each(knobs.size());
+  on_threads(knobs.size(), [&](std::size_t i) { each[i] = try_knob(knobs[i], option, planned); });
   std::vector<Tried> tried;
-  for (const Knob& knob : knobs_of(option.config))
-    if (auto one = try_knob(knob, option, planned)) tried.push_back(std::move(*one));
+  for (std::optional<Tried>& one : each)
+    if (one) tried.push_back(std::move(*one));
   std::ranges::stable_sort(tried, std::greater{}, &Tried::gain);
   text += "changes   of a step's time and of the peak, by one more flag each, for as many tokens\n";
   for (const Tried& one : tried) text += one.line;

@@ -2,8 +2,12 @@
 // memory, forecasts are priced again; else rivals are forecast anew.
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <utility>
 
+#include "runtime/tensor/indices.h"
 #include "tools/plan/answer.h"
+#include "tools/plan/on_threads.h"
 
 namespace sherd::plan {
 
@@ -39,11 +43,30 @@ std::string winner_within(const std::vector<Option>& options, PlannedFor planned
 
 std::string winner_name(const std::optional<Option>& option) { return option ? option->name : ""; }
 
-void search(FlipOf& flip, bool is_whole, const std::string& now, const std::function<std::string(double)>& winner_at) {
-  for (const double to : {flip.from, flip.to})
-    if (to != flip.now)
-      if (const auto found = find_flip(flip.now, to, is_whole ? kCoarse : kResolution, is_whole, now, winner_at))
-        flip.flips.push_back(*found);
+/// A flip that is looked for.
+struct Sought {
+  FlipOf flip;
+  bool is_whole = false;
+  std::function<std::string(double)> winner_at;
+};
+
+/// Looks for all, in both directions, on all CPUs. A search in one direction goes step by step.
+std::vector<FlipOf> find_all(const std::vector<Sought>& sought, const std::string& now) {
+  std::vector<std::pair<std::size_t, double>> directions;
+  for (const std::size_t i : indices(sought))
+    for (const double to : {sought[i].flip.from, sought[i].flip.to})
+      if (to != sought[i].flip.now) directions.emplace_back(i, to);
+  std::vector<std::optional<Flip>> each(directions.size());
+  on_threads(directions.size(), [&](std::size_t d) {
+    const auto& [i, to] = directions[d];
+    const Sought& one = sought[i];
+    each[d] = find_flip(one.flip.now, to, one.is_whole ? kCoarse : kResolution, one.is_whole, now, one.winner_at);
+  });
+  std::vector<FlipOf> flips;
+  for (const Sought& one : sought) flips.push_back(one.flip);
+  for (const std::size_t d : indices(directions))
+    if (each[d]) flips[directions[d].first].flips.push_back(*each[d]);
+  return flips;
 }
 
 }  // namespace
@@ -61,21 +84,22 @@ std::string FlipOf::text() const {
 namespace {
 
 /// What prices and limits alone decide.
-void add_priced_again(std::vector<FlipOf>& flips, const std::vector<Option>& options, const PlannedFor& planned,
-                      const Option& best) {
+void seek_priced_again(std::vector<Sought>& sought, const std::vector<Option>& options, const PlannedFor& planned) {
   const Cluster& cluster = *planned.cluster;
   if (planned.ranks > 1 && cluster.axes.empty()) {
     const FabricModel& fabric = cluster.out ? *cluster.out : cluster.in;
     const double now = fabric.link.bytes_per_second;
-    FlipOf& link = flips.emplace_back(FlipOf{
-        .what = fmt::format("bytes/s of {}", fabric.name), .now = now, .from = now / kWidest, .to = now * kWidest});
-    search(link, false, best.name, [&](double rate) { return winner_on_link(options, planned, rate); });
+    sought.push_back(
+        {{.what = fmt::format("bytes/s of {}", fabric.name), .now = now, .from = now / kWidest, .to = now * kWidest},
+         false,
+         [&](double rate) { return winner_on_link(options, planned, rate); }});
   }
   if (planned.memory_limit > 0) {
     const auto now = static_cast<double>(planned.memory_limit);
-    FlipOf& memory = flips.emplace_back(
-        FlipOf{.what = "bytes of memory of a rank", .now = now, .from = now / kMostTimes, .to = now * kMostTimes});
-    search(memory, false, best.name, [&](double bytes) { return winner_within(options, planned, bytes); });
+    sought.push_back(
+        {{.what = "bytes of memory of a rank", .now = now, .from = now / kMostTimes, .to = now * kMostTimes},
+         false,
+         [&](double bytes) { return winner_within(options, planned, bytes); }});
   }
 }
 
@@ -84,34 +108,36 @@ void add_priced_again(std::vector<FlipOf>& flips, const std::vector<Option>& opt
 std::vector<FlipOf> flips_of(const Rivals& rivals, const Answer& answer) {
   const std::vector<Option>& options = rivals.options();
   const PlannedFor& planned = rivals.planned();
-  std::vector<FlipOf> flips;
-  if (!answer.choice.best || !planned.cluster) return flips;
+  std::vector<Sought> sought;
+  if (!answer.choice.best || !planned.cluster) return {};
   const Option& best = options[*answer.choice.best];
-  add_priced_again(flips, options, planned, best);
+  seek_priced_again(sought, options, planned);
   const TrainConfig& config = best.config;
   const auto data_ranks = static_cast<double>(nn::count_data_ranks(config.plan.mesh.of(planned.ranks)));
   const double micro = static_cast<double>(config.plan.micro_batches);
   const double sequences = static_cast<double>(config.batch) / data_ranks / micro;
-  FlipOf& of_rank = flips.emplace_back(
-      FlipOf{.what = "sequences of a rank at a time", .now = sequences, .from = 1, .to = sequences * kMostTimes});
-  search(of_rank, true, best.name, [&](double n) {
-    return winner_name(rivals.winning({{"batch", fmt::format("{:.0f}", n * micro * data_ranks)}}, n / sequences));
-  });
+  sought.push_back(
+      {{.what = "sequences of a rank at a time", .now = sequences, .from = 1, .to = sequences * kMostTimes},
+       true,
+       [=, &rivals](double n) {
+         return winner_name(rivals.winning({{"batch", fmt::format("{:.0f}", n * micro * data_ranks)}}, n / sequences));
+       }});
   const auto tokens = static_cast<double>(config.model.sequence);
-  FlipOf& of_tokens = flips.emplace_back(FlipOf{.what = "tokens of a sequence",
-                                                .now = tokens,
-                                                .from = std::ceil(tokens / kMostTimes),
-                                                .to = tokens * kMostTimes});
-  search(of_tokens, true, best.name, [&](double n) {
-    const std::string text = fmt::format("{:.0f}", n);
-    Changes changes{{"model.sequence", text}};
-    if (config.model.positions > 0) changes.emplace_back("model.positions", text);
-    return winner_name(rivals.winning(changes, n / tokens));
-  });
-  FlipOf& of_step = flips.emplace_back(
-      FlipOf{.what = "micro-batches of a step", .now = micro, .from = micro, .to = micro * kMostTimes});
-  search(of_step, true, best.name, [&](double n) { return winner_name(rivals.of_micro_batches(std::llround(n))); });
-  return flips;
+  sought.push_back({{.what = "tokens of a sequence",
+                     .now = tokens,
+                     .from = std::ceil(tokens / kMostTimes),
+                     .to = tokens * kMostTimes},
+                    true,
+                    [=, &rivals, &config](double n) {
+                      const std::string text = fmt::format("{:.0f}", n);
+                      Changes changes{{"model.sequence", text}};
+                      if (config.model.positions > 0) changes.emplace_back("model.positions", text);
+                      return winner_name(rivals.winning(changes, n / tokens));
+                    }});
+  sought.push_back({{.what = "micro-batches of a step", .now = micro, .from = micro, .to = micro * kMostTimes},
+                    true,
+                    [&rivals](double n) { return winner_name(rivals.of_micro_batches(std::llround(n))); }});
+  return find_all(sought, best.name);
 }
 
 std::optional<Accumulated> accumulate_for(double mfu, std::int64_t most, const Rivals& rivals, const ModelSize& size) {

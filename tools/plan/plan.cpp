@@ -10,6 +10,7 @@
 #include "runtime/tensor/nearest.h"
 #include "tools/plan/cluster_flags.h"
 #include "tools/plan/explain.h"
+#include "tools/plan/on_threads.h"
 #include "tools/plan/presets.h"
 #include "tools/plan/published.h"
 #include "tools/plan/report.h"
@@ -143,7 +144,8 @@ class Planning {
       fmt::print("{}", sweep_text(flags_.sweep, rows, planned_));
       return kDone;
     }
-    for (const RowPlan& row : rows) options_.push_back(option(row));
+    options_.resize(rows.size());
+    on_threads(rows.size(), [&](std::size_t i) { options_[i] = option(rows[i]); });
     print();
     return kDone;
   }

@@ -66,7 +66,7 @@ class Rivals {
   /// tokens, and communicates as much as before.
   std::optional<Option> winning(const Changes& changes, double times) const;
   /// The winner where a step has so many micro-batches, each as large as now. Each after the fourth takes as long as
-  /// the fourth: they are forecast no further.
+  /// the fourth: they are forecast no further. One thread at a time calls this; winning() is for any number.
   std::optional<Option> of_micro_batches(std::int64_t count) const;
 
  private:
