@@ -81,11 +81,21 @@ void extend(Simulation& last, const Simulation& before, double more) {
         add(axis.*of, earlier->*of);
 }
 
+/// The same of what is held: tokens and losses of each.
+void extend(nn::Prediction& last, const nn::Prediction& before, std::int64_t more) {
+  last.bytes += more * (last.bytes - before.bytes);
+  for (std::size_t c = 0; c < kNumCategories; ++c) {
+    last.peak[c] += more * (last.peak[c] - before.peak[c]);
+    last.at_peak[c] += more * (last.at_peak[c] - before.at_peak[c]);
+  }
+}
+
 /// What `count` micro-batches give, by three and four of them.
 Option extended(const Option& three, const Option& four, std::int64_t count) {
   if (!three.has_forecast() || !four.has_forecast()) return three.has_forecast() ? four : three;
   Option option = four;
   extend(*option.simulated, *three.simulated, static_cast<double>(count - kSettled));
+  extend(option.forecast.memory, three.forecast.memory, count - kSettled);
   option.config.batch = option.config.batch / kSettled * count;
   option.config.plan.micro_batches = count;
   return option;
