@@ -304,7 +304,7 @@ class Play {
       rank.skew += skew;
       (step.why == Timeline::Why::throttle ? rank.throttle : rank.transfer) += transfer;
       if (item.last != static_cast<int>(r)) result_.ranks[static_cast<std::size_t>(item.last)].caused += skew;
-      if (skew > 0) note_wait(r, item.last, skew);
+      note_wait(r, item.last, std::min(skew + transfer, item.met - item.came));
       for (Simulation::Part* part : {&axis_of(r, work), &world_.units[work.unit]}) {
         part->skew += skew;
         (step.why == Timeline::Why::throttle ? part->throttle : part->transfer) += transfer;
@@ -317,7 +317,7 @@ class Play {
 
   // A rank meets the same few that come last again.
   void note_wait(std::size_t r, int on, double seconds) {
-    if (waits_.empty() || on == static_cast<int>(r)) return;
+    if (waits_.empty() || seconds <= 0 || on == static_cast<int>(r)) return;
     std::vector<Simulation::Wait>& own = waits_[r];
     const auto known = std::ranges::find(own, on, &Simulation::Wait::on);
     if (known != own.end()) known->seconds += seconds;

@@ -61,8 +61,8 @@ struct Simulation {
     StepPhase phase = StepPhase::forward;
   };
   struct Wait {
-    int rank, on;  ///< the one that waits, and the one that came last
-    double seconds;
+    int rank, on;    ///< the one that waits, and the one that came last
+    double seconds;  ///< that it would stand still less if that one came when it comes itself
   };
   struct Span {
     double start, end;

@@ -83,24 +83,24 @@ std::vector<Cause> causes_of(const SimulateOptions& all) {
 
 /// A rank that others wait for.
 struct WaitedFor {
-  int rank;
-  double seconds;   ///< of all who wait
-  int waiting = 0;  ///< how many
-  int worst = 0;    ///< who waits longest
-  double most = 0;  ///< and how long
+  int rank = 0;
+  double seconds = 0;  ///< of all who wait
+  int waiting = 0;     ///< how many
+  int worst = 0;       ///< who waits longest
+  double most = 0;     ///< and how long
 };
 std::vector<WaitedFor> waited_for(const Simulation& simulated) {
-  std::vector<WaitedFor> all;
-  for (std::size_t r = 0; r < simulated.ranks.size(); ++r)
-    if (simulated.ranks[r].caused > 0) all.push_back({static_cast<int>(r), simulated.ranks[r].caused});
+  std::vector<WaitedFor> all(simulated.ranks.size());
+  for (const Simulation::Wait& wait : simulated.waits) {
+    WaitedFor& on = all[static_cast<std::size_t>(wait.on)];
+    on.rank = wait.on;
+    on.seconds += wait.seconds;
+    ++on.waiting;
+    if (wait.seconds > on.most) on.most = wait.seconds, on.worst = wait.rank;
+  }
+  std::erase_if(all, [](const WaitedFor& on) { return on.waiting == 0; });
   std::ranges::stable_sort(all, std::greater{}, &WaitedFor::seconds);
   if (all.size() > kMostShown) all.resize(kMostShown);
-  for (const Simulation::Wait& wait : simulated.waits) {
-    const auto on = std::ranges::find(all, wait.on, &WaitedFor::rank);
-    if (on == all.end()) continue;
-    ++on->waiting;
-    if (wait.seconds > on->most) on->most = wait.seconds, on->worst = wait.rank;
-  }
   return all;
 }
 
