@@ -7,8 +7,8 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
-#include <sstream>
-#include <utility>
+
+#include "runtime/os/control_groups.h"
 
 namespace sherd {
 
@@ -59,33 +59,12 @@ double quota_of_version_1(const std::string& group) {
   return quota_file >> quota && period_file >> period && quota > 0 && period > 0 ? quota / period : kUnlimited;
 }
 
-// The least of a group and all above it. In a container the path may be that outside of it, of which only the top, the
-// container's own group, can be seen.
-double least_quota(const std::string& top, std::string path, double (*quota_of)(const std::string& group)) {
-  double least = quota_of(top);
-  while (path.size() > 1) {
-    least = std::min(least, quota_of(top + path));
-    path.resize(path.rfind('/'));
-  }
-  return least;
-}
-
 }  // namespace
 
 double cpu_quota(const std::string& root) {
-  std::ifstream groups(root + "/proc/self/cgroup");
   double least = kUnlimited;
-  for (std::string line;
-       std::getline(groups, line);) {  // "NUMBER:CONTROLLER,CONTROLLER:/PATH"; version 2 is "0::/PATH"
-    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1), path = line.substr(second + 1);
-    if (!path.starts_with('/')) continue;
-    if (controllers.empty()) least = std::min(least, least_quota(root + "/sys/fs/cgroup", path, quota_of_version_2));
-    std::istringstream names(controllers);
-    for (std::string name; std::getline(names, name, ',');)
-      if (name == "cpu") least = std::min(least, least_quota(root + "/sys/fs/cgroup/cpu", path, quota_of_version_1));
-  }
+  for (const ControlGroup& group : cpu_control_groups(root))
+    least = std::min(least, group.version == 2 ? quota_of_version_2(group.folder) : quota_of_version_1(group.folder));
   return least;
 }
 
