@@ -7,6 +7,7 @@
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/step_clock.h"
 #include "runtime/op/core/dispatch.h"
 #include "runtime/op/rows/wait_attrs.h"
 #include "runtime/tensor/indices.h"
@@ -213,7 +214,7 @@ void Interpreter::execute(std::size_t index) {
   Handles& handles = handles_[index];
   RankContext& context = RankContext::current();
   context.module_path = live_.module(node.module);
-  context.phase = node.phase;
+  if (node.phase != context.phase) step_clock().enter(context.phase = node.phase);
   OpCall call{*node.op, handles.in, node.attrs, handles.out, node.accumulate};
   try {
     if (node.op->traits.waits) {
