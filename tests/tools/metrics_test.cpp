@@ -46,9 +46,10 @@ TEST(Metrics, StepLineHasTheKeysOfTheFormatInOrder) {
   const auto line = ordered_json::parse(text);
   std::vector<std::string> keys;
   for (const auto& [key, value] : line.items()) keys.push_back(key);
-  EXPECT_EQ(keys, (std::vector<std::string>{"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_second",
-                                            "step_seconds", "exposed_comm_seconds", "exposed_transfer_seconds",
-                                            "exposed_skew_seconds", "memory_peak_bytes", "memory_bytes"}));
+  EXPECT_EQ(keys,
+            (std::vector<std::string>{"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_second", "step_seconds",
+                                      "seconds", "exposed_comm_seconds", "exposed_transfer_seconds",
+                                      "exposed_skew_seconds", "memory_peak_bytes", "memory_bytes"}));
   EXPECT_EQ(line["step"], 3);
   EXPECT_EQ(line["loss"].get<double>(), 0.1 + 0.2) << "every bit";
   EXPECT_EQ(line["lr"], 1e-4);
@@ -74,6 +75,25 @@ TEST(Metrics, ValidationLossOnlyAfterAnEvaluation) {
   EXPECT_EQ(json::parse(step_line(m))["why"], "recorded: there is no graph yet");
   m.val_loss = 1.9;
   EXPECT_EQ(json::parse(step_line(m))["val_loss"], 1.9);
+}
+
+TEST(Metrics, PartsOfAStepAndWhatTheHostGave) {
+  StepMetrics m = example();
+  m.seconds = {0.01, 0.1, 0.2, 0.05, 0.04, 7, 3, 0.1};
+  json line = json::parse(step_line(m));
+  EXPECT_EQ(line["seconds"], json::parse(R"({"data":0.01,"forward":0.1,"backward":0.2,"optimizer":0.05,
+      "update_wait":0.04,"evaluation":7.0,"save":3.0,"other":0.1})"));
+  EXPECT_FALSE(line.contains("mfu"));
+  EXPECT_FALSE(line.contains("host"));
+  m.mfu = 0.375;
+  m.times.emplace().hosts = {{.host = "a", .cpu = 0.25, .minor_faults = 3, .threads = 2},
+                             {.host = "b", .throttled = 1.5}};
+  line = json::parse(step_line(m));
+  EXPECT_EQ(line["mfu"], 0.375);
+  EXPECT_EQ(line["host"]["cpu"], json::parse("[0.25, 0.0]")) << "by rank";
+  EXPECT_EQ(line["host"]["minor_faults"], json::parse("[3.0, 0.0]"));
+  EXPECT_EQ(line["host"]["throttled"], json::parse("[0.0, 1.5]"));
+  EXPECT_EQ(line["host"]["threads"], json::parse("[2.0, 1.0]"));
 }
 
 TEST(Metrics, PredictedOnlyOfABudgetAndToTheByte) {

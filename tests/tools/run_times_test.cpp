@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <map>
 #include <mutex>
+#include <numeric>
 
 #include <nlohmann/json.hpp>
 
@@ -78,11 +80,67 @@ TEST(RunTimes, UnitsAddUpTheirQueues) {
   EXPECT_TRUE(unit_times(work, 0).empty());
 }
 
+double sum_of_step(const StepSeconds& seconds) {
+  double sum = 0;
+  for (std::size_t p = 0; p < seconds.size(); ++p)
+    if (p != static_cast<std::size_t>(StepPart::evaluation) && p != static_cast<std::size_t>(StepPart::save))
+      sum += seconds[p];
+  return sum;
+}
+
 class RunTimesOfRuns : public ::testing::Test {
  protected:
   TempDir dir_;
   TrainConfig config_ = tiny_llama(dir_.write("text.txt", tiny_text()));
 };
+
+// Eager and replayed, on one rank and several: parts are those of the step, and of nothing else.
+TEST_F(RunTimesOfRuns, PartsAddUpToTheStep) {
+  for (const bool compile : {false, true}) {
+    config_.plan.compiled = compile;
+    config_.steps = 8;
+    config_.eval_every = 4;
+    config_.save = dir_ / fmt::format("save{}", compile);
+    config_.save_every = 3;
+    const auto start = std::chrono::steady_clock::now();
+    StepSeconds all{};
+    run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+      Trainer trainer(config_, group);
+      trainer.run([&](const StepMetrics& m) {
+        EXPECT_DOUBLE_EQ(sum_of_step(m.seconds), m.step_seconds);
+        const auto at = [&m](StepPart part) { return m.seconds[static_cast<std::size_t>(part)]; };
+        for (const StepPart part : {StepPart::data, StepPart::forward, StepPart::backward, StepPart::optimizer})
+          EXPECT_GT(at(part), 0) << name(part) << " of step " << m.step << (compile ? ", compiled" : "");
+        EXPECT_LE(m.exposed_comm_seconds, m.step_seconds * 1.01);
+        EXPECT_EQ(at(StepPart::evaluation) > 0, m.val_loss.has_value()) << m.step;
+        EXPECT_EQ(at(StepPart::save) > 0, m.step == 4 || m.step == 7) << "those of the step before " << m.step;
+        EXPECT_GT(m.mfu.value_or(0), 0);
+        EXPECT_LT(m.mfu.value_or(0), 1);
+        if (group->rank() != 0) return;
+        for (std::size_t p = 0; p < all.size(); ++p) all[p] += m.seconds[p];
+      });
+    });
+    const double wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    EXPECT_LE(std::accumulate(all.begin(), all.end(), 0.0), wall);
+  }
+}
+
+TEST_F(RunTimesOfRuns, TheHostIsThatOfEveryRankAtEvaluations) {
+  config_.steps = 6;
+  run_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
+    Trainer trainer(config_, group);
+    trainer.run([&](const StepMetrics& m) {
+      ASSERT_EQ(m.times.has_value(), m.step == 6);
+      if (!m.times) return;
+      ASSERT_EQ(m.times->hosts.size(), 3u);
+      for (const RankHost& rank : m.times->hosts) {
+        EXPECT_NEAR(rank.cpu, m.times->hosts[0].cpu, 0.5 * rank.cpu) << "threads of one process share what it had";
+        EXPECT_GE(rank.cpus, 1);
+        EXPECT_EQ(rank.threads, 1);
+      }
+    });
+  });
+}
 
 // Blocks are gathered for forward and for backward, the root once; all are reduced once. Evaluations gather too, and
 // are no steps.

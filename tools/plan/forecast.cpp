@@ -4,6 +4,7 @@
 #include "runtime/exec/timeline_recording.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/ghost_training.h"
+#include "tools/train/mfu.h"
 #include "tools/train/model_factory.h"
 
 namespace sherd::plan {
@@ -62,9 +63,7 @@ ModelSize model_size(const TrainConfig& config, std::int64_t vocabulary) {
   ModelSize size;
   for (const nn::Parameter* const parameter : make_model(config.model, vocabulary)->parameters())
     size.parameters += parameter->numel();
-  const TrainConfig::Model& m = config.model;
-  const double attention = 6.0 * static_cast<double>(m.layers) * static_cast<double>(m.sequence * m.width);
-  size.flops = static_cast<double>(step_tokens(config)) * (6.0 * static_cast<double>(size.parameters) + attention);
+  size.flops = step_flops(config, size.parameters);
   return size;
 }
 

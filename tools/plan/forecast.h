@@ -33,8 +33,7 @@ Forecast forecast(const TrainConfig& config, int ranks, std::int64_t vocabulary)
 /// docs/strategies.md counts. Units that come and go are not in it.
 std::int64_t state_bytes(const nn::TrainingPlan& plan, const nn::Prediction& memory);
 
-/// Parameters of the model, a tied matrix once; and operations of a step of all ranks: for each token 6 for a parameter
-/// and, of the causal half of attention, 6 x layers x sequence x width.
+/// Parameters of the model, a tied matrix once; and operations of a step of all ranks, train::step_flops().
 struct ModelSize {
   std::int64_t parameters = 0;
   double flops = 0;

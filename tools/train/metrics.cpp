@@ -35,11 +35,34 @@ ordered_json memory_to_json(const CategoryBytes& bytes) {
   return memory;
 }
 
+ordered_json seconds_to_json(const StepSeconds& seconds) {
+  ordered_json parts = ordered_json::object();
+  for (const std::size_t p : indices(seconds)) parts[std::string(name(static_cast<StepPart>(p)))] = seconds[p];
+  return parts;
+}
+
 ordered_json part_to_json(const UnitTime::Part& part) {
   return {{"calls", part.calls},
           {"seconds", part.seconds},
           {"exposed_transfer_seconds", part.exposed_transfer},
           {"exposed_skew_seconds", part.exposed_skew}};
+}
+
+ordered_json host_to_json(const std::vector<RankHost>& ranks) {
+  const auto of_ranks = [&ranks](double RankHost::* count) {
+    ordered_json counts = ordered_json::array();
+    for (const RankHost& rank : ranks) counts.push_back(rank.*count);
+    return counts;
+  };
+  return {{"cpu", of_ranks(&RankHost::cpu)},
+          {"minor_faults", of_ranks(&RankHost::minor_faults)},
+          {"major_faults", of_ranks(&RankHost::major_faults)},
+          {"involuntary_switches", of_ranks(&RankHost::involuntary_switches)},
+          {"throttled", of_ranks(&RankHost::throttled)},
+          {"swap_in", of_ranks(&RankHost::swap_in)},
+          {"cpus", of_ranks(&RankHost::cpus)},
+          {"online", of_ranks(&RankHost::online)},
+          {"threads", of_ranks(&RankHost::threads)}};
 }
 
 ordered_json times_to_json(const RunTimes& times) {
@@ -93,11 +116,13 @@ std::string step_line(const StepMetrics& metrics) {
                        {"tokens", metrics.tokens},
                        {"tokens_per_second", metrics.tokens_per_second},
                        {"step_seconds", metrics.step_seconds},
+                       {"seconds", seconds_to_json(metrics.seconds)},
                        {"exposed_comm_seconds", metrics.exposed_comm_seconds},
                        {"exposed_transfer_seconds", metrics.exposed_comm_seconds - metrics.exposed_skew_seconds},
                        {"exposed_skew_seconds", metrics.exposed_skew_seconds},
                        {"memory_peak_bytes", metrics.memory_peak_bytes},
                        {"memory_bytes", memory_to_json(metrics.memory_bytes)}};
+  if (metrics.mfu) line["mfu"] = *metrics.mfu;
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.loss_scale || metrics.skipped_steps > 0) line["skipped_steps"] = metrics.skipped_steps;
   if (metrics.captured) {
@@ -111,6 +136,7 @@ std::string step_line(const StepMetrics& metrics) {
                          {"notes", predicted->notes}};
   if (metrics.val_loss) line["val_loss"] = *metrics.val_loss;
   if (metrics.save) line["save"] = {{"copied_bytes", metrics.save->copied_bytes}, {"seconds", metrics.save->seconds}};
+  if (metrics.times && !metrics.times->hosts.empty()) line["host"] = host_to_json(metrics.times->hosts);
   if (metrics.times) line["run_times"] = times_to_json(*metrics.times);
   if (!metrics.replicas.empty()) line["replicas"] = metrics.replicas;
   if (const auto& regroup = metrics.regroup)

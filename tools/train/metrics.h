@@ -7,6 +7,7 @@
 
 #include "compile/compile.h"
 #include "nn/checkpoint/save/snapshot.h"
+#include "runtime/exec/step_clock.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/op/attrs/attr_list.h"
 #include "tools/train/config.h"
@@ -24,11 +25,13 @@ struct StepMetrics {
   std::int64_t tokens = 0;  ///< of this step, over all ranks
   double tokens_per_second = 0;
   double step_seconds = 0;
-  double exposed_comm_seconds = 0;     ///< the rank's thread waited for collectives: until all ranks had come, and then
-  double exposed_skew_seconds = 0;     ///< for their transfers; this is the first part
-  std::optional<double> loss_scale;    ///< of this step, if the loss is scaled
-  std::int64_t skipped_steps = 0;      ///< without an update, this one and those before a resume included
-  CategoryBytes memory_bytes{};        ///< the most of each category within the step and its evaluation
+  StepSeconds seconds{};             ///< by part; all but evaluation and save add up to step_seconds
+  std::optional<double> mfu{};       ///< FLOPs of the model over what the ranks' peak would have made; if that is known
+  double exposed_comm_seconds = 0;   ///< the rank's thread waited for collectives: until all ranks had come, and then
+  double exposed_skew_seconds = 0;   ///< for their transfers; this is the first part
+  std::optional<double> loss_scale;  ///< of this step, if the loss is scaled
+  std::int64_t skipped_steps = 0;    ///< without an update, this one and those before a resume included
+  CategoryBytes memory_bytes{};      ///< the most of each category within the step and its evaluation
   std::int64_t memory_peak_bytes = 0;  ///< the most of all together; moments differ
   std::optional<double> val_loss;      ///< of steps with an evaluation
   /// Where updates are to be captured: whether this one was a replay, and why: "recorded: there is no graph yet".
@@ -57,10 +60,12 @@ struct StepMetrics {
 
 /// {"config": {...}, "seed", "ranks", "version"}; keys with a section are nested objects. One line, no newline.
 std::string header_line(const TrainConfig& config, int ranks);
-/// {"step", "loss", ..., "exposed_comm_seconds" and its parts "exposed_transfer_seconds" and "exposed_skew_seconds",
-/// "memory_bytes": {category: bytes}, "loss_scale", "skipped_steps", "captured", "why", "predicted": {"step_seconds",
-/// "memory_peak_bytes", "memory_bytes": {category: bytes}, "notes"}, "val_loss", "save": {"copied_bytes", "seconds"},
-/// "run_times": {"steps", "step_seconds":
+/// {"step", "loss", ..., "step_seconds", "seconds": {part: seconds}, "mfu", "exposed_comm_seconds" and its parts
+/// "exposed_transfer_seconds" and "exposed_skew_seconds", "memory_bytes": {category: bytes}, "loss_scale",
+/// "skipped_steps", "captured", "why", "predicted": {"step_seconds", "memory_peak_bytes", "memory_bytes": {category:
+/// bytes}, "notes"}, "val_loss", "save": {"copied_bytes", "seconds"}, "host": {"cpu": [per rank], "minor_faults",
+/// "major_faults", "involuntary_switches", "throttled", "swap_in", "cpus", "online", "threads"}, "run_times": {"steps",
+/// "step_seconds":
 /// {"p50", "p95", "max", "mad"}, "ranks": [{"rank", "host", "calls", "median_lateness_seconds"}], "stragglers":
 /// [rank], "units": [{"unit",
 /// "gather": {"calls", "seconds", "exposed_transfer_seconds", "exposed_skew_seconds"}, "reduce": {...}}]},

@@ -5,6 +5,7 @@
 #include "nn/non_finite.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/job/world.h"
+#include "runtime/exec/step_clock.h"
 #include "tools/train/exit_status.h"
 
 namespace sherd::train {
@@ -47,6 +48,7 @@ void Rollback::save_before_the_first_step(const RunStops& stops) {
 std::int64_t Rollback::go_back(StepLog& log) {
   const Divergence found = *log.diverged();
   log.finish();
+  const StepClock::Scope part(step_clock(), StepPart::save);
   run_.saves->finish();
   auto reader = ckpt::open_newest_good(run_.config.save, *run_.group, ckpt::Verify::files, say_on_stderr);
   if (reader->manifest().step == last_ && times_in_a_row_ == kMostRollbacks) fail_diverged(run_, found);

@@ -10,6 +10,7 @@
 #include "runtime/exec/picks.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/exec/running_op.h"
+#include "runtime/exec/step_clock.h"
 #include "runtime/exec/trace.h"
 #include "runtime/op/core/host_reads.h"
 #include "runtime/op/rows/ops.h"
@@ -20,6 +21,7 @@ namespace sherd::train {
 
 std::pair<Tensor, Tensor> Run::batch_of(std::int64_t number) const {
   const TraceSpan span("batch");
+  const StepClock::Scope part(step_clock(), StepPart::data);
   auto [tokens, targets] = data.training_batch(static_cast<std::uint64_t>(config.seed), state.skipped.batch_of(number),
                                                rows, config.model.sequence);
   return {to(std::move(tokens), device), to(std::move(targets), device)};
@@ -33,6 +35,7 @@ TrainStep::Result Run::update(std::int64_t number) {
 
 std::optional<double> Run::evaluate(const RunStops& stops) {
   const StageMark stage("an evaluation");
+  const StepClock::Scope part(step_clock(), StepPart::evaluation);
   const PurposeScope purpose("Trainer::evaluate");
   const std::int64_t sequence = config.model.sequence;
   std::int64_t windows = data->num_validation_windows(sequence);
@@ -66,6 +69,7 @@ std::optional<double> Run::evaluate(const RunStops& stops) {
 
 void Run::save(std::int64_t updates) {
   const StageMark stage("a save");
+  const StepClock::Scope part(step_clock(), StepPart::save);
   const PurposeScope purpose("Trainer::save");
   ckpt::Manifest manifest;
   note_state(manifest, state, step->scaler() == nullptr);

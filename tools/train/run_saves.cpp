@@ -12,6 +12,7 @@
 #include "runtime/comm/hosts/store_group.h"
 #include "runtime/comm/job/rank.h"
 #include "runtime/comm/store/hmac.h"
+#include "runtime/exec/step_clock.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/output_file.h"
 #include "tools/train/restart.h"
@@ -109,6 +110,7 @@ void RunSaves::save(ckpt::Manifest manifest, const std::vector<nn::StateEntry>& 
 
 void RunSaves::poll() {
   if (!saver_) return;
+  const StepClock::Scope part(step_clock(), StepPart::save);
   const std::int64_t before = saver_->counts().saves;
   saver_->poll();
   if (saver_->counts().saves > before) tell_launcher();
@@ -116,6 +118,7 @@ void RunSaves::poll() {
 
 void RunSaves::finish() {
   if (!saver_) return;
+  const StepClock::Scope part(step_clock(), StepPart::save);
   saver_->finish();
   tell_launcher();
 }

@@ -6,7 +6,11 @@
 #include <map>
 #include <utility>
 
+#include <unistd.h>
+
 #include "runtime/comm/group/lanes.h"
+#include "runtime/cpu/parallel.h"
+#include "runtime/os/allowed_cpus.h"
 #include "runtime/os/host_name.h"
 #include "runtime/tensor/indices.h"
 #include "tools/train/gather_attrs.h"
@@ -64,6 +68,32 @@ std::string print_units(std::span<const UnitTime> units, std::size_t most) {
   }
   if (units.size() > most) text += line_of("others", width, others);
   return text;
+}
+
+/// Every rank's, per step. Collective.
+std::vector<RankHost> hosts_of_ranks(ProcessGroup& group, HostCounts counts, std::int64_t steps) {
+  counts *= 1 / static_cast<double>(steps);
+  const RankHost own{.host = host_name(),
+                     .process = ::getpid(),
+                     .cpu = counts.cpu,
+                     .minor_faults = counts.minor_faults,
+                     .major_faults = counts.major_faults,
+                     .involuntary_switches = counts.involuntary_switches,
+                     .throttled = counts.throttled,
+                     .swap_in = counts.swap_in,
+                     .cpus = static_cast<double>(allowed_cpus().count()),
+                     .online = static_cast<double>(allowed_cpus().online),
+                     .threads = static_cast<double>(threads())};
+  if (group.size() == 1) return {own};
+  std::vector<RankHost> ranks = gather_attrs(group, own);
+  const std::vector<RankHost> seen = ranks;
+  for (RankHost& rank : ranks) {
+    const auto sharing = static_cast<double>(std::ranges::count_if(
+        seen, [&](const RankHost& other) { return other.process == rank.process && other.host == rank.host; }));
+    for (double* count : {&rank.cpu, &rank.minor_faults, &rank.major_faults, &rank.involuntary_switches})
+      *count /= sharing;
+  }
+  return ranks;
 }
 
 std::string print_ranks(const RunTimes& times) {
@@ -126,7 +156,7 @@ std::vector<UnitTime> unit_times(std::span<const WorkTime> work, std::int64_t st
   return units;
 }
 
-RunCounters RunCounters::now(ProcessGroup& group) { return {work_times(), lateness_of(group)}; }
+RunCounters RunCounters::now(ProcessGroup& group) { return {work_times(), lateness_of(group), host_counts()}; }
 
 RunCounters& RunCounters::operator-=(const RunCounters& other) {
   std::map<std::array<std::string_view, 3>, const WorkTime*> before;
@@ -134,6 +164,7 @@ RunCounters& RunCounters::operator-=(const RunCounters& other) {
   for (WorkTime& w : work)
     if (const auto found = before.find({w.queue, w.name, w.subject}); found != before.end()) w -= *found->second;
   lateness -= other.lateness;
+  host -= other.host;
   return *this;
 }
 
@@ -158,6 +189,7 @@ RunClock::Pause::~Pause() {
     else clock_.begun_.work.push_back(w);
   }
   clock_.begun_.lateness += counted.lateness;
+  clock_.begun_.host += counted.host;
 }
 
 void RunClock::add_step(double seconds) {
@@ -172,6 +204,7 @@ RunTimes RunClock::times() const {
   RunCounters counted = RunCounters::now(group_);
   counted -= begun_;
   times.units = unit_times(counted.work, has_started_ ? times.steps.count : 0);
+  if (times.steps.count > 0) times.hosts = hosts_of_ranks(group_, counted.host, times.steps.count);
   if (group_.size() == 1) return times;
   RankLateness own{.rank = group_.rank(), .host = "-"};
   if (has_started_) own = {own.rank, host_name(), counted.lateness.calls(), counted.lateness.median_seconds()};

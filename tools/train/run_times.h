@@ -11,6 +11,7 @@
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/work_times.h"
 #include "runtime/op/attrs/attr_list.h"
+#include "runtime/os/host_counts.h"
 
 namespace sherd::train {
 
@@ -47,11 +48,31 @@ struct RankLateness {
                                          attr<&RankLateness::median_seconds>("median_seconds")};
 };
 
+/// What a host has given one rank.
+struct RankHost {
+  std::string host{};
+  std::int64_t process = 0;  ///< ranks that are threads of one share what it has
+  double cpu = 0, minor_faults = 0, major_faults = 0, involuntary_switches = 0, throttled = 0, swap_in = 0;
+  double cpus = 1, online = 1, threads = 1;  ///< CPUs that it may use, that the host has, and its threads
+  static constexpr AttrField fields[] = {attr<&RankHost::host>("host"),
+                                         attr<&RankHost::process>("process"),
+                                         attr<&RankHost::cpu>("cpu"),
+                                         attr<&RankHost::minor_faults>("minor_faults"),
+                                         attr<&RankHost::major_faults>("major_faults"),
+                                         attr<&RankHost::involuntary_switches>("involuntary_switches"),
+                                         attr<&RankHost::throttled>("throttled"),
+                                         attr<&RankHost::swap_in>("swap_in"),
+                                         attr<&RankHost::cpus>("cpus"),
+                                         attr<&RankHost::online>("online"),
+                                         attr<&RankHost::threads>("threads")};
+};
+
 struct RunTimes {
   StepJitter steps{};
   std::vector<UnitTime> units{};      ///< of this rank, most exposed first
   std::vector<RankLateness> ranks{};  ///< of all ranks, by rank; empty on one
   std::vector<int> stragglers{};      ///< those that the others wait for, the latest first
+  std::vector<RankHost> hosts{};      ///< HostCounts per step of all ranks, by rank; empty before there is a step
 };
 
 /// Ranks whose median lateness is at least 2 % of a step and three times that of the median rank.
@@ -64,6 +85,7 @@ std::vector<UnitTime> unit_times(std::span<const WorkTime> work, std::int64_t st
 struct RunCounters {
   std::vector<WorkTime> work{};
   Lateness lateness{};
+  HostCounts host{};
   static RunCounters now(ProcessGroup& group);
   RunCounters& operator-=(const RunCounters& other);
 };

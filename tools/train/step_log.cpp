@@ -2,7 +2,6 @@
 #include "runtime/tensor/indices.h"
 
 #include <algorithm>
-#include <chrono>
 #include <exception>
 #include <numeric>
 #include <utility>
@@ -17,20 +16,36 @@ void raise(CategoryBytes& most, const CategoryBytes& bytes) {
   for (const std::size_t c : indices(most)) most[c] = std::max(most[c], bytes[c]);
 }
 
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+/// Steps are those parts of the time of which work in flight may take some; the loop waits for these beside them.
+double seconds_of_step(const StepSeconds& seconds) {
+  double sum = 0;
+  for (const std::size_t p : indices(seconds))
+    if (const auto part = static_cast<StepPart>(p); part != StepPart::evaluation && part != StepPart::save)
+      sum += seconds[p];
+  return sum;
 }
 
 }  // namespace
 
 StepLog::StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_step, const DivergenceRule& rule,
-                 const Observer& observe)
-    : group_(group), memory_(memory), first_step_(first_step), observe_(observe), watch_(rule), clock_(group) {}
+                 double seconds_at_peak, const Observer& observe)
+    : group_(group),
+      memory_(memory),
+      first_step_(first_step),
+      observe_(observe),
+      watch_(rule),
+      clock_(group),
+      seconds_at_peak_(seconds_at_peak) {
+  step_clock().count_waits_by([&group] { return comm_times(group).exposed; });
+}
+
+StepLog::~StepLog() { step_clock().count_waits_by({}); }
 
 void StepLog::begin() {
+  if (num_begun_ == 0) counted_ = step_clock().seconds();
   if (num_begun_++ == kSettlingSteps) clock_.start();
   memory_.reset_peaks();
-  begun_ = {now_seconds(), counts_with_subgroups(group_), comm_times(group_), clock_.has_started()};
+  begun_ = {counts_with_subgroups(group_), comm_times(group_), clock_.has_started()};
 }
 
 void StepLog::end(const StepMetrics& known, const TrainStep::Result& out) {
@@ -40,13 +55,16 @@ void StepLog::end(const StepMetrics& known, const TrainStep::Result& out) {
   const HostReads::Consumer use = [this, metrics, begun = begun_](std::span<const double> values) {
     arrived(metrics, begun, values);
   };
+  const StepClock::Scope waits(step_clock(), StepPart::update_wait);
   if (out.loss_scale.defined()) reads_.push({out.loss, out.grad_norm, out.loss_scale, out.skipped_steps}, use);
   else reads_.push({out.loss, out.grad_norm}, use);
 }
 
-// A step that was issued while the one before ran has taken the time since that one was done.
+// A step has the time since the one before was done, of its evaluation and save too.
 void StepLog::arrived(StepMetrics metrics, const Begun& begun, std::span<const double> values) {
-  const double now = now_seconds();
+  const StepSeconds now = step_clock().seconds();
+  for (const std::size_t p : indices(now)) metrics.seconds[p] = now[p] - counted_[p];
+  counted_ = now;
   const CommTimes comm = comm_times(group_) - begun.times;
   metrics.loss = values[0];
   metrics.grad_norm = values[1];
@@ -54,11 +72,11 @@ void StepLog::arrived(StepMetrics metrics, const Begun& begun, std::span<const d
     summary_.loss_scale = metrics.loss_scale = values[2];
     summary_.skipped_steps = metrics.skipped_steps = static_cast<std::int64_t>(values[3]);
   }
-  metrics.step_seconds = now - std::max(begun.seconds, last_arrival_);
+  metrics.step_seconds = seconds_of_step(metrics.seconds);
+  if (seconds_at_peak_ > 0) metrics.mfu = seconds_at_peak_ / metrics.step_seconds;
   metrics.tokens_per_second = static_cast<double>(metrics.tokens) / metrics.step_seconds;
   metrics.exposed_comm_seconds = comm.exposed;
   metrics.exposed_skew_seconds = comm.skew;
-  last_arrival_ = now;
 
   if (begun.is_settled) {
     summary_.comm += comm;
@@ -106,7 +124,10 @@ void StepLog::go_on_from(History history) {
   watch_.go_on_from(std::move(history.watch));
 }
 
-void StepLog::count_peak(StepMetrics& metrics) {
+void StepLog::count_evaluation(StepMetrics& metrics) {
+  constexpr auto kEvaluation = static_cast<std::size_t>(StepPart::evaluation);
+  const double now = step_clock().seconds()[kEvaluation];
+  metrics.seconds[kEvaluation] += now - std::exchange(counted_[kEvaluation], now);
   metrics.memory_bytes = memory_.peak();
   metrics.memory_peak_bytes = memory_.total_peak();
   raise(summary_.peak_bytes, metrics.memory_bytes);
@@ -119,7 +140,13 @@ void StepLog::report(const StepMetrics& metrics) {
 }
 
 void StepLog::poll() {
+  const StepClock::Scope waits(step_clock(), StepPart::update_wait);
   reads_.poll();
+  report_done();
+}
+
+void StepLog::report_done() {
+  const StepClock::Scope part(step_clock(), StepPart::other);
   while (!done_.empty()) {
     const StepMetrics first = done_.front();
     done_.pop_front();
@@ -128,15 +155,17 @@ void StepLog::poll() {
 }
 
 void StepLog::finish() {
+  const StepClock::Scope waits(step_clock(), StepPart::update_wait);
   reads_.finish();
-  poll();
+  report_done();
 }
 
 StepMetrics StepLog::finish_but_last() {
+  const StepClock::Scope waits(step_clock(), StepPart::update_wait);
   reads_.finish();
   const StepMetrics last = done_.back();
   done_.pop_back();
-  poll();
+  report_done();
   return last;
 }
 

@@ -22,8 +22,12 @@ class StepLog {
   using Observer = std::function<void(const StepMetrics& metrics)>;
 
   /// `memory` is that of the tensors. `first_step` steps were made before: go_on_from() what is known of them.
+  /// `seconds_at_peak`: what a step would take if its FLOPs ran at the peak of all ranks; 0 if that is not known.
   StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_step, const DivergenceRule& rule,
-          const Observer& observe);
+          double seconds_at_peak, const Observer& observe);
+  ~StepLog();
+  StepLog(const StepLog&) = delete;
+  StepLog& operator=(const StepLog&) = delete;
 
   /// A step is about to run.
   void begin();
@@ -36,8 +40,8 @@ class StepLog {
   void finish();
   /// The same but for the last one, which the caller completes and reports.
   StepMetrics finish_but_last();
-  /// What has been held since the step began, after its end too, counts for it.
-  void count_peak(StepMetrics& metrics);
+  /// What has been held since the step began, and what its evaluation has taken, after its end too, counts for it.
+  void count_evaluation(StepMetrics& metrics);
   void report(const StepMetrics& metrics);
   /// On the way out with an error: reports what is done, whatever else fails.
   void finish_quietly() noexcept;
@@ -69,11 +73,11 @@ class StepLog {
 
  private:
   struct Begun {
-    double seconds = 0;
     CommCounts counts{};
     CommTimes times{};
     bool is_settled = false;
   };
+  void report_done();
   void arrived(StepMetrics metrics, const Begun& begun, std::span<const double> values);
 
   ProcessGroup& group_;
@@ -87,8 +91,9 @@ class StepLog {
   bool has_first_loss_ = false;  // of an earlier log
   Begun begun_;
   RunClock clock_;
+  const double seconds_at_peak_;
   std::int64_t num_begun_ = 0;
-  double last_arrival_ = 0;
+  StepSeconds counted_{};  // that lines have
   HostReads reads_;
   std::deque<StepMetrics> done_;  // arrived, not reported
 };

@@ -14,6 +14,7 @@
 #include "nn/random_rows.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/exec/step_clock.h"
 #include "runtime/op/rows/ops.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/ghost_recording.h"
@@ -159,8 +160,13 @@ Tensor TrainStep::micro_batches(std::span<const Tensor> in, bool steps_in_backwa
   nn::ForwardBackward options{.scaler = scaler(), .leaves_share_pass = why_micro_batches_.empty()};
   if (steps_in_backward)
     options.before_last = [this] { optimizer_->step_in_backward({.clears_gradients = !options_.metrics}); };
-  return nn::forward_backward(
-      config_.plan, *model_, in, [this](std::span<const Tensor> part) { return (*model_)(part[0], part[1]); }, options);
+  const auto loss_of = [this](std::span<const Tensor> part) {
+    step_clock().enter(StepPhase::forward);
+    Tensor loss = (*model_)(part[0], part[1]);
+    step_clock().enter(StepPhase::backward);
+    return loss;
+  };
+  return nn::forward_backward(config_.plan, *model_, in, loss_of, options);
 }
 
 // Transfers of what is offloaded then hide behind backward. Clipping, and what may skip a step, want all gradients
@@ -177,6 +183,7 @@ Tensor TrainStep::loss_of_job(Tensor loss) const {
 // A norm that is not finite leaves the parameters alone, so who looks for where it began finds them as they were.
 std::vector<Tensor> TrainStep::run(std::span<const Tensor> in) {
   Tensor loss = micro_batches(in, steps_in_backward());
+  step_clock().enter(StepPhase::optimizer);
   GradMode off(false);
   const double clip = config_.optimizer.clip, max_norm = clip > 0 ? clip : std::numeric_limits<double>::infinity();
   Tensor norm, scale;
@@ -221,6 +228,7 @@ TrainStep::Result TrainStep::result_of(const std::vector<Tensor>& out) const {
 }
 
 TrainStep::Result TrainStep::update(const Tensor& tokens, const Tensor& targets) {
+  const StepClock::Scope updates(step_clock(), StepPart::forward);
   const Tensor in[] = {tokens, targets};
   return result_of(compiled_ ? (*compiled_)(in) : run(in));
 }

@@ -7,7 +7,9 @@
 #include "nn/checkpoint/full/replicas.h"
 #include "nn/checkpoint/full/state_hash.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/step_clock.h"
 #include "tools/train/exit_status.h"
+#include "tools/train/mfu.h"
 #include "tools/train/rollback.h"
 #include "tools/train/run.h"
 #include "tools/train/step_log.h"
@@ -25,6 +27,12 @@ DivergenceRule divergence_rule(Run& run) {
           .spike = run.config.spike};
 }
 
+double seconds_at_peak(Run& run) {
+  const double flops = step_flops(run.config, run.step->model().num_parameters());
+  const double peak = peak_flops(run.config, *run.group);
+  return peak > 0 ? flops / peak : 0;
+}
+
 /// The steps of one call of Trainer::run().
 class Steps {
  public:
@@ -37,7 +45,7 @@ class Steps {
         }),
         trace_(config_.trace, config_.trace_steps, run.first_step, config_.steps, *run.group),
         log_(*run.group, RankContext::current().allocator(run.device).accounting(), run.first_step,
-             divergence_rule(run), observe_),
+             divergence_rule(run), seconds_at_peak(run), observe_),
         rollback_(run) {}
 
   TrainSummary make_all();
@@ -99,6 +107,7 @@ void Steps::make(std::int64_t step) {
 
 void Steps::evaluate() {
   StepMetrics metrics = log_.finish_but_last();
+  std::optional<StepClock::Scope> part(std::in_place, step_clock(), StepPart::evaluation);
   try {
     if (!log_.diverged()) {
       const RunClock::Pause pause(log_.clock());
@@ -106,11 +115,13 @@ void Steps::evaluate() {
     }
     metrics.times = log_.clock().times();
   } catch (...) {
-    log_.count_peak(metrics);
+    part.reset();
+    log_.count_evaluation(metrics);
     log_.report(metrics);
     throw;
   }
-  log_.count_peak(metrics);
+  part.reset();
+  log_.count_evaluation(metrics);
   // A save says so, and who resumes makes it first.
   state_.owed_line = metrics.val_loss || log_.diverged() ? "" : step_line(metrics);
   log_.report(metrics);
