@@ -9,6 +9,7 @@
 #include "runtime/tensor/error.h"
 #include "tools/cli/command.h"
 #include "tools/cli/program.h"
+#include "tools/diagnose/diagnose.h"
 #include "tools/launch/launch.h"
 #include "tools/plan/plan.h"
 #include "tools/plan/simulate.h"
@@ -30,6 +31,7 @@ constexpr std::array kCommands = {
     Command{"plan", "choose a strategy before there is a cluster: sherd plan CONFIG.toml --ranks N [flags]", run_plan},
     Command{"simulate", "play a step on all ranks, some of them slow: sherd simulate CONFIG.toml --ranks N [flags]",
             run_simulate},
+    Command{"diagnose", "say why a run is slow: sherd diagnose RUN.jsonl [flags]", run_diagnose},
     Command{"info", "print what this build and this machine offer", run_info},
     Command{"walk", "compare strategies and levers of memory: sherd walk [CONFIG.toml] (needs the target sherd-bench)",
             nullptr},
