@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <utility>
 
@@ -116,13 +115,6 @@ CpuShare share_cpus(ProcessGroup& group, std::int64_t asked) {
     if (facts.host == said.host) here.push_back({{facts.online, facts.cpus, facts.quota}, facts.asked});
   }
   return share_cpus(here, rank);
-}
-
-std::string cpu_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  return "unknown";
 }
 
 }  // namespace sherd

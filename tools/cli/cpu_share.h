@@ -33,7 +33,4 @@ CpuShare share_cpus(std::span<const RankCpus> ranks, int rank);
 /// "2 of 8 allowed (control group quota of 1.5)".
 std::string describe(const AllowedCpus& allowed);
 
-/// As the system calls it; "unknown" if it does not.
-std::string cpu_model();
-
 }  // namespace sherd

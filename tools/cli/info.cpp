@@ -10,6 +10,7 @@
 #include "runtime/op/core/device_library.h"
 #include "runtime/op/core/op.h"
 #include "runtime/os/instruction_level.h"
+#include "runtime/os/machine.h"
 #include "tools/cli/built_with.h"
 #include "tools/cli/command.h"
 #include "tools/cli/cpu_share.h"

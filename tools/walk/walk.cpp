@@ -10,9 +10,9 @@
 
 #include <unistd.h>
 
+#include "runtime/os/machine.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/cli/command.h"
-#include "tools/cli/cpu_share.h"
 #include "tools/table/chart.h"
 #include "tools/table/sentences.h"
 #include "tools/train/exit_status.h"
