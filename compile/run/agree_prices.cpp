@@ -1,8 +1,6 @@
 #include "compile/run/agree_prices.h"
 
 #include <algorithm>
-#include <chrono>
-#include <ctime>
 #include <map>
 #include <numeric>
 #include <sstream>
@@ -10,10 +8,9 @@
 #include <fmt/ranges.h>
 
 #include "compile/ir/analysis/seconds.h"
+#include "compile/run/time_collective.h"
 #include "runtime/comm/group/agree.h"
-#include "runtime/comm/group/chunks.h"
 #include "runtime/comm/group/group_names.h"
-#include "runtime/comm/group/host_group.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
 #include "runtime/os/allowed_cpus.h"
@@ -24,28 +21,6 @@ namespace sherd {
 namespace {
 
 using ir::Transfer;
-
-// Numbers of this rank's, the largest of all ranks.
-std::vector<double> largest(ProcessGroup& group, std::span<const double> own) {
-  std::vector<double> most(own.begin(), own.end());
-  for (const std::string& text : gather_text(group, fmt::format("{}", fmt::join(own, " ")))) {
-    std::istringstream words(text);
-    for (double& value : most)
-      if (double other = 0; words >> other) value = std::max(value, other);
-  }
-  return most;
-}
-
-/// Seconds until a transfer is through, and what of them this thread computes or copies.
-struct Taken {
-  double wall = 0, own = 0;
-};
-
-double thread_seconds() {
-  timespec time{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
 
 // One movement in one group.
 class Way {
@@ -58,15 +33,15 @@ class Way {
   // A transfer holds its tensor and a part of it; where there is no room for a small one the link keeps its default.
   void measure(double seconds, double room, Prices& prices) {
     constexpr double kSmall = 4 << 10, kLarge = 16 << 20;
-    const std::vector<double> agreed = largest(group_, std::vector{transfer_.bytes, -room});
+    const std::vector<double> agreed = largest_of_ranks(group_, std::vector{transfer_.bytes, -room});
     const double fits = -agreed[1] / 2, middle_size = std::min<double>(64 << 10, fits);
     if (middle_size < 2 * kSmall) return;
     const double most = std::clamp(std::min(agreed[0], fits), middle_size, kLarge);
-    const Taken small = taken(kSmall), middle = taken(middle_size);
+    const CollectiveTime small = taken(kSmall), middle = taken(middle_size);
     const double rate =
         middle_size / std::max(middle.wall, 1e-9);  // of a slow link the large transfer is a smaller one
     const double size = std::max(std::min(most, rate * seconds / kRuns), middle_size);
-    const Taken large = taken(size);
+    const CollectiveTime large = taken(size);
     const std::string name = link_name(transfer_.movement, transfer_.group);
     prices.links.insert_or_assign(name, link_of(small.wall, large.wall, size - kSmall));
     if (queues_share_core())
@@ -83,49 +58,10 @@ class Way {
     return {.call_seconds = small, .peer_seconds = 0, .bytes_per_second = more / std::max(large - small, 1e-12)};
   }
 
-  // Medians, of which the largest of all ranks: the same on all.
-  Taken taken(double bytes) {
-    const auto count = static_cast<std::int64_t>(bytes) / 4;
-    const std::int64_t here = chunk_size(count, group_.size(), group_.rank());
-    const Storage &full = *memory(count), &part = *memory(here);
-    const Collective call = call_of(count, {full.write(), 4 * count}, {part.write(), 4 * here});
-    std::vector<double> wall, own;
-    for (int i = 0; i <= kRuns; ++i) {
-      group_.host().barrier();
-      const double before = thread_seconds();
-      const auto start = std::chrono::steady_clock::now();
-      group_.host().run(call);
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-      if (i == 0) continue;  // buffers grow
-      own.push_back(thread_seconds() - before);
-      wall.push_back(took.count());
-    }
-    std::ranges::sort(wall);
-    std::ranges::sort(own);
-    const std::vector<double> most = largest(group_, std::vector{wall[kRuns / 2], own[kRuns / 2]});
-    memory_.clear();
-    return {most[0], most[1]};
-  }
-
-  Ref<Storage>& memory(std::int64_t count) {
-    Ref<Storage>& storage = memory_.emplace_back(Storage::allocate(4 * count, MemoryCategory::communication));
-    std::ranges::fill(std::span(reinterpret_cast<float*>(storage->write()), static_cast<std::size_t>(count)), 0.01f);
-    return storage;
-  }
-
-  Collective call_of(std::int64_t count, Buffer full, Buffer part) const {
-    CollectivePart data{.dtype = DType::f32};
-    for (const int r : up_to(group_.size())) data.counts.push_back(chunk_size(count, group_.size(), r));
-    switch (transfer_.movement) {
-      case Movement::gather: data.in = part, data.out = full; return {comm::CommOp::all_gather, {data}};
-      case Movement::scatter: data.in = full, data.out = part; return {comm::CommOp::reduce_scatter, {data}};
-      default: return {comm::CommOp::all_reduce, {in_place(full.address, DType::f32, count)}};
-    }
-  }
+  CollectiveTime taken(double bytes) { return time_collective(group_, transfer_.movement, bytes, kRuns); }
 
   Transfer transfer_;
   ProcessGroup& group_;
-  std::vector<Ref<Storage>> memory_;
 };
 
 // ---- one table for all ranks ----
