@@ -33,7 +33,10 @@ std::string_view GroupLink::name() const {
 
 // NICs that a host has are divided by the groups that leave it. A group uses at most one for each of its ranks there.
 GroupLink group_link(const Cluster& cluster, std::string_view label, const RankGrid& grid, int rank) {
-  GroupLink link{.ranks = grid.size(), .shaped = shaped_link(cluster, label)};
+  GroupLink link{.ranks = grid.size(),
+                 .shaped = shaped_link(cluster, label),
+                 .host = &cluster.in,
+                 .core_share = cluster.core_share};
   if (link.shaped) return link;
   link.in = &cluster.in;
   const GroupSpan span = span_of(grid, cluster.hosts, rank);

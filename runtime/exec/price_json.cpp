@@ -14,7 +14,7 @@ namespace {
 /// A file whose numbers may leave their source to the file's.
 class ModelReader {
  public:
-  ModelReader(std::string_view text, std::string_view file) : file_(file), root_(parse_strict_json(text, file)) {
+  ModelReader(const JsonValue& root, std::string_view file) : file_(file), root_(root) {
     file_.object(root_, "the model");
     source_ = file_.text(file_.required(root_, "source"), "\"source\"");
   }
@@ -171,7 +171,7 @@ class ModelReader {
   }
 
   JsonFile file_;
-  JsonValue root_;
+  const JsonValue& root_;
   std::string source_;
 };
 
@@ -233,11 +233,15 @@ void print_into(JsonMembersText& out, const FabricModel& model) {
 }  // namespace
 
 DeviceModel parse_device_model(std::string_view text, std::string_view file) {
-  return ModelReader(text, file).device();
+  return read_device_model(parse_strict_json(text, file), file);
+}
+
+DeviceModel read_device_model(const JsonValue& value, std::string_view file) {
+  return ModelReader(value, file).device();
 }
 
 FabricModel parse_fabric_model(std::string_view text, std::string_view file) {
-  return ModelReader(text, file).fabric();
+  return ModelReader(parse_strict_json(text, file), file).fabric();
 }
 
 std::string print(const DeviceModel& model) {

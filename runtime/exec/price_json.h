@@ -22,8 +22,12 @@
 
 namespace sherd {
 
+struct JsonValue;
+
 /// `file` begins the message of an Error.
 DeviceModel parse_device_model(std::string_view text, std::string_view file);
+/// The same of a value within a larger file.
+DeviceModel read_device_model(const JsonValue& value, std::string_view file);
 FabricModel parse_fabric_model(std::string_view text, std::string_view file);
 /// What the parsers read, to the bit.
 std::string print(const DeviceModel& model);

@@ -176,6 +176,12 @@ class Play {
     times(r, index).came = players_[r].clock;
     PlayedQueue& q = queue(r, item.queue);
     ++q.submitted;
+    if (item.channel != Timeline::kNone) {
+      const Group& group = world_.groups[world_.channels[item.channel].group];
+      const double own = group.links[group.instance[r]].core_seconds(item.movement, item.bytes);
+      players_[r].clock += own;
+      result_.ranks[r].compute += own;
+    }
     come(r, item.queue);
   }
 

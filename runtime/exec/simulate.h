@@ -40,7 +40,7 @@ struct SimulateOptions {
 struct Simulation {
   struct RankTimes {
     double seconds = 0;          ///< until its thread and its queues are through
-    double compute = 0;          ///< of its thread
+    double compute = 0;          ///< of its thread, and what its core does for collectives: Cluster::core_share
     double transfer = 0;         ///< exposed: its thread waits, all ranks of the collective have come
     double skew = 0;             ///< exposed: its thread waits for a rank that comes later
     double throttle = 0;         ///< exposed: its thread waits as a queue is full

@@ -109,8 +109,15 @@ class Builder {
           continue;
         }
       }
-      program.call_seconds.push_back(device.seconds(call.work) * world_.cluster.software);
-      if (!world_.is_extrapolated && !device.covers(call.work)) world_.is_extrapolated = true;
+      const std::string_view row = timeline.text(call.op);
+      const CallWork& work = call.work;
+      if (const auto own = world_.cluster.measured.seconds(row, work)) {
+        program.call_seconds.push_back((device.call_seconds + *own) * world_.cluster.software);
+        if (!world_.is_extrapolated) world_.is_extrapolated = !world_.cluster.measured.covers(row, work);
+        continue;
+      }
+      program.call_seconds.push_back(device.seconds(work) * world_.cluster.software);
+      if (!world_.is_extrapolated) world_.is_extrapolated = !device.covers(work);
     }
   }
 
