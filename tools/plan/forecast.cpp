@@ -1,9 +1,8 @@
 #include "tools/plan/forecast.h"
 
 #include "nn/plan/apply.h"
-#include "runtime/exec/timeline_recording.h"
 #include "tools/train/exit_status.h"
-#include "tools/train/ghost_training.h"
+#include "tools/train/ghost_step.h"
 #include "tools/train/mfu.h"
 #include "tools/train/model_factory.h"
 
@@ -24,13 +23,6 @@ bool stays_gathered(const nn::TrainingPlan& plan) {
   return policy.reshard_after_forward && policy.reshard_after_forward->is_off();
 }
 
-/// What the group of all ranks is called: on a mesh of one axis by that.
-std::string world_label(const TrainConfig& config, int ranks) {
-  std::vector<DeviceMesh::Axis> axes = config.plan.mesh.of(ranks);
-  std::erase_if(axes, [](const DeviceMesh::Axis& axis) { return axis.size == 1; });
-  return axes.size() == 1 ? axes[0].name : "world";
-}
-
 }  // namespace
 
 std::int64_t planned_vocabulary(const TrainConfig& config) {
@@ -41,15 +33,9 @@ std::int64_t planned_vocabulary(const TrainConfig& config) {
 }
 
 Forecast forecast(const TrainConfig& config, int ranks, std::int64_t vocabulary) {
-  Forecast result;
-  // A captured step is recorded in the second update, so its replay is the third; an eager one is settled in the
-  // second.
-  const int settled = config.plan.compiled ? 3 : 2;
-  const TimelineRecording::Site site{0, ranks, config.plan.device, world_label(config, ranks)};
-  result.memory =
-      predict_peak(config, 0, ranks, vocabulary, {.evaluates = false, .record = {{&result.step, settled, site}}});
-  result.state = state_bytes(config.plan, result.memory);
-  return result;
+  GhostStep ghost = ghost_step(config, 0, ranks, vocabulary);
+  const std::int64_t state = state_bytes(config.plan, ghost.memory);
+  return {std::move(ghost.memory), state, std::move(ghost.timeline)};
 }
 
 // Gradients of what AdamW updates are as wide as each of its two moments.
