@@ -54,7 +54,7 @@ ORDER = {
     "nn/checkpoint": ["format", "save load", "full"],
     "nn/parallel": [".", "shard", "extensions"],
     "nn/parallel/shard": ["gather", "unit", "reduce", "wrap"],
-    "tools": ["train", "launch", "table", "plan", "diagnose", "cli", "bench", "walk"],
+    "tools": ["train", "launch", "table", "plan", "diagnose", "cli", "calibrate", "bench", "walk"],
 }
 # The same for headers alone, where a .cpp needs more.
 HEADER_ORDER = {

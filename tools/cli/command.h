@@ -30,6 +30,7 @@ inline void check_one_rank(std::string_view command) {
   check_usage(rank.world_size == 1, "{} runs on one rank, and {} has started {}; call it without the launcher", command,
               rank.source, rank.world_size);
 }
+int run_calibrate(std::span<const std::string_view> args);  // tools/calibrate
 
 // In sherd-bench.
 int run_bench(std::span<const std::string_view> args);  // bench.cpp

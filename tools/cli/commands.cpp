@@ -32,6 +32,8 @@ constexpr std::array kCommands = {
     Command{"simulate", "play a step on all ranks, some of them slow: sherd simulate CONFIG.toml --ranks N [flags]",
             run_simulate},
     Command{"diagnose", "say why a run is slow: sherd diagnose RUN.jsonl [flags]", run_diagnose},
+    Command{"calibrate", "measure this machine, for predictions of its runs: sherd calibrate [--ranks N]",
+            run_calibrate},
     Command{"info", "print what this build and this machine offer", run_info},
     Command{"walk", "compare strategies and levers of memory: sherd walk [CONFIG.toml] (needs the target sherd-bench)",
             nullptr},
