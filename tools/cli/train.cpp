@@ -22,6 +22,7 @@
 #include "tools/cli/progress.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/explained_peak.h"
+#include "tools/train/predicted_run.h"
 #include "tools/train/restart.h"
 #include "tools/train/run.h"
 #include "tools/train/run_text.h"
@@ -84,6 +85,8 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
     print(stdout,
           print_module_memory(
               explain_peak(trainer.config(), 0, trainer.group().size(), trainer.data().vocabulary().size()).modules));
+  if (config.predict && is_first_group)
+    if (const auto predicted = predict_run(trainer)) print(stdout, print_predicted(*predicted, trainer.config()));
   bool prints_units = config.print_units;  // after a step, which knows their order; or after a run without one
   const auto print_units_once = [&] {
     if (std::exchange(prints_units, false)) print(stdout, nn::print_units(trainer.model()));

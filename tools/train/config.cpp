@@ -89,12 +89,15 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
             invocation);
   table.add("explain_peak", &c.explain_peak,
             "print in the end when memory was at its peak, and the largest tensors that rank 0 held then", invocation);
+  table.add("predict", &c.predict,
+            "print first what rank 0 will hold, and what a step will take once sherd calibrate has run", invocation);
   table.add("device", text_field(c.plan.device), kDeviceHelp, rounding);
   table.add("compile", &c.plan.compiled, "record one step and replay it; the same bits as without", run);
-  table.add("memory_budget", text_field(c.plan.memory_budget),
-            "compile: the most that a rank holds, as 1.5GB, or 75% of what it does without; the rest is computed again, or "
-            "moved out and back where --offload-activations says where to",
-            run);
+  table.add(
+      "memory_budget", text_field(c.plan.memory_budget),
+      "compile: the most that a rank holds, as 1.5GB, or 75% of what it does without; the rest is computed again, or "
+      "moved out and back where --offload-activations says where to",
+      run);
   table.add("passes", &c.passes,
             "compile: passes that are left out of those that a recording is rewritten by, as -budget,-dead_nodes", run);
   table.add("dump_graph", &c.dump_graph,

@@ -47,6 +47,7 @@ struct TrainConfig {
   std::int64_t memory_limit = 0;
   bool memory_by_module = false;
   bool explain_peak = false;
+  bool predict = false;
   std::string passes;
   std::string dump_graph;
 

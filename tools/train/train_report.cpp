@@ -7,39 +7,24 @@
 #include "runtime/tensor/indices.h"
 #include "tools/train/explained_peak.h"
 #include "tools/train/gather_attrs.h"
-#include "tools/train/ghost_training.h"
+#include "tools/train/predicted_run.h"
 
 namespace sherd::train {
 
 namespace {
-
-// What a ghost of rank 0 communicates in a step; nothing where a step does other than a ghost makes: it agrees with the
-// replicas that are left, or fits a budget by prices, which a ghost does not have.
-std::optional<CommCounts> predicted_collectives(Trainer& trainer, const TrainSummary& summary) {
-  if (summary.survival || summary.predicted || trainer.group().rank() != 0) return std::nullopt;
-  CommCounts counts;
-  const PredictedPeak predicted = predict_peak(trainer.config(), 0, trainer.group().size(),
-                                               trainer.data().vocabulary().size(), {.evaluates = false});
-  for (const CommCounter::Entry& entry : predicted.issued) {
-    counts.of(entry.kind).calls += entry.item.calls;
-    counts.of(entry.kind).bytes += entry.item.bytes;
-  }
-  return counts;
-}
 
 std::string beside_predicted(const CommCounts::Item& seen, const CommCounts::Item& predicted) {
   return fmt::format("   ghost {:>4} calls {:>9}{}", predicted.calls, format_bytes(predicted.bytes),
                      seen.calls == predicted.calls && seen.bytes == predicted.bytes ? "" : "   DIFFERS");
 }
 
-std::string collectives(Trainer& trainer, const TrainSummary& summary) {
+std::string collectives(const TrainSummary& summary, const std::optional<PredictedRun>& predicted) {
   const CommCounts& seen = summary.step_comm;
-  const std::optional<CommCounts> predicted = predicted_collectives(trainer, summary);
   std::string text;
   for (const comm::CommOp op :
        {comm::CommOp::all_gather, comm::CommOp::reduce_scatter, comm::CommOp::all_to_all, comm::CommOp::all_reduce})
     text += fmt::format("  {:<15} {:>4} calls {:>9}{}\n", name(op), seen.of(op).calls, format_bytes(seen.of(op).bytes),
-                        predicted ? beside_predicted(seen.of(op), predicted->of(op)) : "");
+                        predicted && predicted->comm ? beside_predicted(seen.of(op), predicted->comm->of(op)) : "");
   return text;
 }
 
@@ -60,27 +45,29 @@ std::string one_rank_figure(MemoryCategory category, std::int64_t num_parameters
   }
 }
 
-std::vector<Peaks> peaks_of_ranks(ProcessGroup& group, const TrainSummary& summary) {
+std::vector<Peaks> peaks_of_ranks(ProcessGroup& group, const TrainSummary& summary,
+                                  const std::optional<PredictedRun>& predicted) {
   Peaks own{{summary.peak_bytes.begin(), summary.peak_bytes.end()}};
   own.of_categories.push_back(summary.peak_total);
-  if (const auto& predicted = summary.predicted) {
+  if (predicted) {
     own.predicted.assign(predicted->bytes.begin(), predicted->bytes.end());
     own.predicted.push_back(predicted->peak);
   }
   return gather_attrs(group, own);
 }
 
-std::string memory_table(Trainer& trainer, const std::vector<Peaks>& peaks, const TrainSummary& summary) {
+std::string memory_table(Trainer& trainer, const std::vector<Peaks>& peaks,
+                         const std::optional<PredictedRun>& predicted) {
   std::string text = fmt::format("memory, peak per category\n  {:<15}", "");
   for (const std::size_t r : indices(peaks)) text += fmt::format(" {:>10}", fmt::format("rank {}", r));
-  text += fmt::format(" {:>16}{}\n", "one rank (state)", summary.predicted ? "  rank 0 predicted" : "");
+  text += fmt::format(" {:>16}{}\n", "one rank (state)", predicted ? "  rank 0 predicted" : "");
   const std::int64_t parameters = trainer.model().num_parameters();
   for (const std::size_t c : up_to(kNumCategories)) {
     const auto category = static_cast<MemoryCategory>(c);
     text += fmt::format("  {:<15}", name(category));
     for (const Peaks& rank : peaks) text += fmt::format(" {:>10}", format_bytes(rank.of_categories[c]));
     text += fmt::format(" {:>16}", one_rank_figure(category, parameters));
-    if (summary.predicted) text += fmt::format(" {:>17}", format_bytes(summary.predicted->bytes[c]));
+    if (predicted) text += fmt::format(" {:>17}", format_bytes(predicted->bytes[c]));
     text += "\n";
   }
   return text;
@@ -98,23 +85,30 @@ std::string other_than_predicted(const std::vector<Peaks>& peaks) {
   return text;
 }
 
-// What was given, predicted and measured.
-std::string budget_line(const TrainConfig& config, const std::vector<Peaks>& peaks, const TrainSummary& summary) {
-  const CompiledStep::Predicted& predicted = *summary.predicted;
-  std::string text =
-      fmt::format("memory budget   {} given; predicted {}, measured {}", config.plan.memory_budget.text(),
-                  format_bytes(predicted.peak), format_bytes(summary.peak_total));
-  if (const double measured = summary.times.steps.p50; measured > 0)
-    text += fmt::format("; {:.3g} ms a step predicted, {:.3g} measured ({:+.1f} %)", predicted.seconds * 1e3,
-                        measured * 1e3, 100 * (predicted.seconds / measured - 1));
-  return text + "\n" + other_than_predicted(peaks);
+// What was predicted and measured, within a budget what was given.
+std::string predicted_line(const TrainConfig& config, const std::vector<Peaks>& peaks, const TrainSummary& summary,
+                           const PredictedRun& predicted) {
+  const std::string peak = format_bytes(predicted.peak), measured_peak = format_bytes(summary.peak_total);
+  std::string text = config.plan.memory_budget.is_set()
+                         ? fmt::format("memory budget   {} given; predicted {}, measured {}",
+                                       config.plan.memory_budget.text(), peak, measured_peak)
+                         : fmt::format("predicted       a peak of {}, measured {}", peak, measured_peak);
+  const StepJitter& steps = summary.times.steps;
+  if (predicted.seconds && steps.p50 > 0)
+    text += fmt::format("; {:.3g} ms a step predicted, {:.3g} measured ({:+.1f} %)", *predicted.seconds * 1e3,
+                        steps.p50 * 1e3, 100 * (*predicted.seconds / steps.p50 - 1));
+  if (predicted.exposed && summary.comm.total > 0 && steps.count > 0)
+    text += fmt::format("; {:.3g} ms exposed predicted, {:.3g} measured", *predicted.exposed * 1e3,
+                        summary.comm.exposed / static_cast<double>(steps.count) * 1e3);
+  return fmt::format("{}; {}\n{}", text, predicted.prices, other_than_predicted(peaks));
 }
 
 }  // namespace
 
 std::string train_report(Trainer& trainer, const TrainConfig& config, const TrainSummary& summary) {
   const PurposeScope purpose("train_report");
-  const std::vector<Peaks> peaks = peaks_of_ranks(trainer.group(), summary);
+  const std::optional<PredictedRun> predicted = predict_run(trainer);
+  const std::vector<Peaks> peaks = peaks_of_ranks(trainer.group(), summary, predicted);
   std::string text = fmt::format("loss {:.4f} at the first step, {:.4f} mean of the last 10", summary.first_loss,
                                  summary.last_losses_mean);
   if (summary.val_loss) text += fmt::format(", validation {:.4f}", *summary.val_loss);
@@ -123,10 +117,10 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
   else if (summary.skipped_steps > 0) text += fmt::format("; {} steps skipped", summary.skipped_steps);
   if (summary.rollbacks > 0) text += fmt::format("; went back to a save {} times", summary.rollbacks);
   if (!summary.state_hash.empty()) text += fmt::format("; hash {}", summary.state_hash);
-  text += fmt::format("; {:.1f} s\n", summary.seconds) + memory_table(trainer, peaks, summary);
+  text += fmt::format("; {:.1f} s\n", summary.seconds) + memory_table(trainer, peaks, predicted);
   if (summary.peak) text += "memory of rank 0 at its peak\n" + print_picture(*summary.peak, 12);
   if (trainer.group().size() > 1) {
-    text += "collectives of the last step\n" + collectives(trainer, summary);
+    text += "collectives of the last step\n" + collectives(summary, predicted);
     if (summary.comm.total > 0)
       text += fmt::format(
           "communication   {:.1f} s, of which {:.1f} s ({:.0f} %) were exposed: rank 0 waited {:.1f} s for transfers "
@@ -135,7 +129,7 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
           summary.comm.transfer(), summary.comm.skew);
   }
   text += print_run_times(summary.times);
-  if (summary.predicted) text += budget_line(config, peaks, summary);
+  if (predicted) text += predicted_line(config, peaks, summary, *predicted);
   if (!config.metrics.empty()) text += fmt::format("metrics     {}\n", config.metrics);
   if (!config.trace.empty()) text += fmt::format("trace       {}\n", config.trace);
   if (summary.saves)
