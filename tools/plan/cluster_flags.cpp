@@ -7,6 +7,7 @@
 
 #include "runtime/tensor/nearest.h"
 #include "tools/plan/presets.h"
+#include "tools/train/calibration.h"
 #include "tools/train/exit_status.h"
 
 namespace sherd::plan {
@@ -31,6 +32,15 @@ double software_factor(const DeviceModel& device, const std::string& name) {
   return found->second.value;
 }
 
+/// This machine, if it has been calibrated for so many ranks.
+std::optional<Cluster> calibrated_here(int ranks, const Links& link) {
+  FoundCalibration found = find_calibration(ranks);
+  if (!found.made) return std::nullopt;
+  Cluster cluster = calibrated_cluster(std::move(*found.made), ranks, link);
+  cluster.device.source = std::move(found.text);
+  return cluster;
+}
+
 }  // namespace
 
 HostLayout hosts_of(const ClusterFlags& flags, int ranks) {
@@ -45,13 +55,11 @@ std::optional<Cluster> cluster_of(const ClusterFlags& flags, int ranks, const Li
     check_usage(flags.fabric.empty(),
                 "--fabric {} is a price, and nothing is priced without --device-model; there are {}", flags.fabric,
                 fmt::join(preset_names("devices"), ", "));
-    return std::nullopt;
+    return hosts.hosts == 1 ? calibrated_here(ranks, link) : std::nullopt;
   }
   Cluster cluster{.device = find_device(flags.device_model, "--device-model"), .hosts = hosts, .in = {}, .out = {}};
   cluster.software = software_factor(cluster.device, flags.software);
-  for (const AxisLink& axis : link.each())
-    cluster.axes[axis.axis] = {
-        .call_seconds = 0, .peer_seconds = axis.shape.seconds, .bytes_per_second = axis.shape.bytes_per_second};
+  cluster.axes = link_prices(link);
   if (flags.fabric.empty()) {
     check_usage(ranks == 1 || link.any(), "{} ranks need links: give --fabric in=NAME{}, of {}, or --link", ranks,
                 hosts.hosts > 1 ? ",out=NAME" : "", fmt::join(preset_names("fabrics"), ", "));

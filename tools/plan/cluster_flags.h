@@ -12,7 +12,7 @@ namespace sherd::plan {
 inline constexpr int kMostPlannedRanks = 1 << 20;
 
 struct ClusterFlags {
-  std::string device_model;              ///< name or file; empty: nothing is priced
+  std::string device_model;              ///< name or file; empty: this machine, if it is calibrated
   std::string software;                  ///< one of the device's factors; empty: none
   std::string fabric;                    ///< "in=nvlink4,out=ib400x1"
   std::int64_t hosts = 0, per_host = 0;  ///< 0: not said
@@ -20,7 +20,8 @@ struct ClusterFlags {
 
 /// The hosts, by the flags. ExitError of usage that names them.
 HostLayout hosts_of(const ClusterFlags& flags, int ranks);
-/// The cluster of `ranks` ranks; nothing without a device. `link` shapes axes, in place of fabrics. ExitError of usage
+/// The cluster of `ranks` ranks: without a device those of this machine, if `sherd calibrate` has measured so many of
+/// them, else nothing. `link` shapes axes, in place of fabrics. ExitError of usage
 /// that names the flag, its value and what there is.
 std::optional<Cluster> cluster_of(const ClusterFlags& flags, int ranks, const train::Links& link);
 

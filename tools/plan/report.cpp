@@ -161,8 +161,10 @@ std::vector<std::string> assumptions(const std::vector<Option>& options, const P
       "it"};
   if (!planned.cluster) return lines;
   const Cluster& cluster = *planned.cluster;
-  lines.push_back(fmt::format("device {}: {}; not calibrated here{}", cluster.device.name, cluster.device.source,
-                              cluster.software == 1 ? ", and kernels as fast as these rates" : ""));
+  const std::string_view made = !cluster.measured.rows.empty() ? ""
+                                : cluster.software == 1 ? "; not calibrated here, and kernels as fast as these rates"
+                                                        : "; not calibrated here";
+  lines.push_back(fmt::format("device {}: {}{}", cluster.device.name, cluster.device.source, made));
   if (cluster.software != 1)
     lines.push_back(fmt::format("software: compute takes {:.3f} times as long", cluster.software));
   if (planned.ranks > 1 && cluster.axes.empty()) {
