@@ -41,7 +41,7 @@ class Walk : public testing::ProgramTest {
   static Result walk(Words words) {
     words.insert(words.begin(), {"walk", "--json", "--measured", "1", "--rounds", "1", "--layers", "3", "--width", "64",
                                  "--heads", "2", "--sequence", "32"});
-    Result result{.end = sherd(words), .about = {}, .rows = {}};
+    Result result{.end = sherd(words, {"SHERD_CACHE="}), .about = {}, .rows = {}};
     std::istringstream lines(result.end.out);
     for (std::string line; std::getline(lines, line);) {
       if (result.about.is_null()) result.about = json::parse(line);
@@ -96,10 +96,40 @@ TEST_F(Walk, EveryByteAndCallIsThatOfGhosts) {
       expect_within(row.at("sentence"), {"not run: a budget of", "below the least that the step can hold"});
       continue;
     }
-    EXPECT_EQ(row.contains("predicted_step_seconds"), row.at("name") != "offload optimizer");
+    for (const char* key : {"step_seconds", "tokens_per_second", "exposed_transfer_seconds"})
+      EXPECT_TRUE(row.contains(key) && row.contains(std::string("predicted_") + key)) << key;
+    EXPECT_FALSE(row.at("axes").empty());
     EXPECT_NE(row.at("link"), "");
   }
-  expect_within(result.about.at("link").get<std::string>(), {"take half of"});
+  expect_within(result.about.at("link").get<std::string>(), {"take as long as its step"});
+  expect_within(result.about.at("prices").get<std::string>(), {"not calibrated", "the default run without a link"});
+  expect_within(result.about.at("verdict").get<std::string>(), {"Take ", " ms a step"});
+}
+
+// What crosses each axis, by hand; strategies with replicas send a part of the gradients over the outer one alone.
+TEST_F(Walk, BytesByAxisAndTwoRatesByDefault) {
+  const Result result = walk({"--dry", "--only", "hybrid_shard,no_shard"});
+  EXPECT_EQ(result.end.status, 0) << result.end.err;
+  const auto sent = [&](const std::string& name, const std::string& axis) {
+    double bytes = 0;
+    for (const json& part : result.row(name).at("axes"))
+      if (part.at("axis") == axis) bytes += part.at("wire_bytes").get<double>();
+    return bytes;
+  };
+  const double gathered = 4.0 * (2 * kAll - kRoot), reduced = 4.0 * kAll;
+  EXPECT_NEAR(sent("full_shard (default)", "dp"), (gathered + reduced) * 3 / 4, 1e4);
+  EXPECT_NEAR(sent("no_shard", "dp"), 2 * reduced * 3 / 4, 1e4) << "a ring is a scatter and a gather";
+  EXPECT_NEAR(sent("hybrid_shard", "dp"), (gathered + reduced) / 2, 1e4);
+  EXPECT_NEAR(sent("hybrid_shard", "replicate"), 2 * (reduced / 2) / 2, 1e4);
+  for (const json& row : result.rows) EXPECT_FALSE(row.contains("step_seconds")) << "--dry runs nothing";
+}
+
+TEST_F(Walk, RowsThatTheHostCannotHoldAreNotRun) {
+  const Result result = walk({"--dry", "--layers", "2", "--width", "65536", "--heads", "512", "--model.hidden",
+                              "1048576", "--only", "no_shard"});
+  EXPECT_EQ(result.end.status, 0) << result.end.err;
+  for (const json& row : result.rows)
+    expect_within(row.at("left_out").get<std::string>(), {"4 ranks hold", "this host has"});
 }
 
 TEST_F(Walk, RowsWithinBudgetsHoldNoMoreThanTheirs) {
@@ -169,14 +199,13 @@ TEST_F(Walk, CombinationsOfSettings) {
   expect_all(result.rows);
 }
 
-// Tensor parallelism and 8 bits on the wire have no formula of their times; ghosts predict all the same.
-TEST_F(Walk, WhatHasNoTimesIsPredicted) {
+TEST_F(Walk, TensorParallelismAndEncodedValuesAreTimedToo) {
   for (const Words& words : {Words{"--mesh", "dp=2,tp=2"}, {"--gather", "int8", "--reduce", "int8", "--ranks", "2"}}) {
     SCOPED_TRACE(words[0]);
     const Result result = walk(words);
     EXPECT_EQ(result.end.status, 0) << result.end.err;
     expect_all(result.rows);
-    EXPECT_FALSE(result.rows[0].contains("predicted_step_seconds"));
+    EXPECT_TRUE(result.rows[0].contains("predicted_step_seconds"));
   }
 }
 
@@ -201,11 +230,12 @@ TEST_F(Walk, LinksOfAxesApart) {
 }
 
 TEST_F(Walk, OnlySomeRows) {
-  const Result result = walk({"--only", "recompute,no_shard", "--ranks", "2", "--link", "none"});
+  const Result result = walk({"--rounds", "2", "--only", "recompute,no_shard", "--ranks", "2", "--link", "none"});
   std::vector<std::string> names;
   for (const json& row : result.rows) names.push_back(row.at("name"));
   EXPECT_EQ(names,
             (std::vector<std::string>{"full_shard (default)", "recompute selective", "recompute full", "no_shard"}));
+  for (const json& row : result.rows) EXPECT_GE(row.at("step_spread_seconds"), 0) << "of its two rounds";
 }
 
 TEST_F(Walk, ARunThatDoesNotFitIsAResult) {
@@ -220,11 +250,12 @@ TEST_F(Walk, ARunThatDoesNotFitIsAResult) {
 }
 
 TEST_F(Walk, AConfigAndItsTextAreWalked) {
-  const auto end =
-      sherd({"walk", config_file_, "--ranks", "2", "--measured", "1", "--rounds", "1", "--svg", dir_ / "walk.svg"});
+  const auto end = sherd({"walk", config_file_, "--ranks", "2", "--measured", "1", "--rounds", "1", "--check", "--svg",
+                          dir_ / "walk.svg"});
   EXPECT_EQ(end.status, 0) << end.err;
   expect_within(end.out, {"gpt2, 2 layers, width 16", "full_shard (default)", "predicted", "tokens/s",
-                          "units fine: ", "Ghost steps have predicted the peaks of", "hybrid_shard: not run: "});
+                          "units fine: ", "Ghost steps have predicted the peaks of", "hybrid_shard: not run: ", "Take ",
+                          "a rank sends per step, MB by axis"});
   const std::string svg = dir_.read("walk.svg");
   EXPECT_TRUE(svg.starts_with("<svg ")) << svg.substr(0, 80);
   expect_within(svg, {"activations", "no_shard", "tokens per second", "</svg>"});

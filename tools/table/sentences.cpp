@@ -43,9 +43,12 @@ std::string calls_change(const Row& row, const Row& base, std::string_view kind,
 std::string times_change(const Row& row, const Row& base) {
   const Cell &now = row.at("tokens_per_second"), &before = base.at("tokens_per_second");
   if (!now.measured || !before.measured) return "";
+  const auto value = [](const Row& of, std::string_view key) { return of.at(key).measured.value_or(0); };
+  const double by = std::abs(value(row, "step_seconds") - value(base, "step_seconds"));
+  const double noise = std::max(value(row, "step_spread_seconds"), value(base, "step_spread_seconds"));
   return fmt::format("waits {:.0f} -> {:.0f} ms for transfers, tokens/s {}",
-                     1e3 * *base.at("exposed_transfer_seconds").measured,
-                     1e3 * *row.at("exposed_transfer_seconds").measured, percent(*now.measured, *before.measured));
+                     1e3 * value(base, "exposed_transfer_seconds"), 1e3 * value(row, "exposed_transfer_seconds"),
+                     by <= noise ? "within noise" : percent(*now.measured, *before.measured));
 }
 
 /// The category whose peak has changed most, which is where the peak of all together comes from.

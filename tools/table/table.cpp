@@ -30,6 +30,7 @@ constexpr std::array kColumns{
     Column{"calls.all_reduce", "a-red", Quantity::calls},
     Column{"bytes.all_reduce", "MB", Quantity::bytes},
     Column{"step_seconds", "step", Quantity::seconds},
+    Column{"step_spread_seconds", "spread", Quantity::seconds},
     Column{"exposed_transfer_seconds", "exposed", Quantity::seconds},
     Column{"exposed_skew_seconds", "skew", Quantity::seconds},
     Column{"tokens_per_second", "tokens/s", Quantity::rate},
@@ -87,6 +88,19 @@ std::string group_line() {
     end += static_cast<std::size_t>(width(column));
   }
   return text + "\n";
+}
+
+// What a rank sends over the links of each axis: "dp 57.3 (138 ms), replicate 9.64 (46 ms)".
+std::string axes_text(const Table& table) {
+  std::string text;
+  for (const Row& row : table.rows) {
+    std::string axes;
+    for (const AxisTraffic& axis : row.axes)
+      axes += fmt::format("{}{} {} ({} ms)", axes.empty() ? "" : ", ", axis.axis,
+                          number(axis.wire_bytes, Quantity::bytes), number(axis.seconds, Quantity::seconds));
+    if (!axes.empty()) text += fmt::format("{:<{}} {}\n", row.name, kNameWidth, axes);
+  }
+  return text.empty() ? "" : "a rank sends per step, MB by axis (and how long that takes)\n" + text + "\n";
 }
 
 bool is_predicted(const Row& row) {
@@ -161,7 +175,7 @@ std::string to_text(const Table& table) {
     text += line(row.name, &row, &Cell::measured);
     if (is_predicted(row)) text += line("  predicted", &row, &Cell::predicted);
   }
-  text += "\n";
+  text += "\n" + axes_text(table);
   for (const Row& row : table.rows) text += row.sentence + "\n";
   return text;
 }

@@ -24,9 +24,9 @@ struct Column {
   bool in_text = true;
 };
 /// Memory of the rank that holds most: the peak of each category, in the order of MemoryCategory, and of all together;
-/// collectives of a step as one rank issues them: calls, bytes of the full tensors; seconds of a step; how long a rank
-/// waits for transfers and for ranks that come later; tokens per second of all ranks; MFU; state of a rank, and room
-/// that its peak leaves.
+/// collectives of a step as one rank issues them: calls, bytes of the full tensors; seconds of a step, and how far
+/// apart its runs lie; how long a rank waits for transfers and for ranks that come later; tokens per second of all
+/// ranks; MFU; state of a rank, and room that its peak leaves.
 std::span<const Column> columns();
 /// The place of a key. Error for an unknown one.
 std::size_t column(std::string_view key);
@@ -60,8 +60,9 @@ struct Row {
   std::vector<Cell> cells = std::vector<Cell>(columns().size());
   std::vector<RankBytes> ranks{};  ///< of a row that has run, or was predicted
   std::vector<AxisTraffic> axes{};
-  std::string failure{};   ///< why there is nothing measured; else empty
-  std::string sentence{};  ///< the row in words
+  std::vector<double> rounds{};  ///< seconds of a step in each of its runs
+  std::string failure{};         ///< why there is nothing measured; else empty
+  std::string sentence{};        ///< the row in words
 
   bool has_run() const { return at("step_seconds").measured.has_value(); }
   Cell& at(std::string_view key) { return cells[column(key)]; }

@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <random>
 
-#include "runtime/os/allowed_cpus.h"
+#include "runtime/exec/simulate.h"
 #include "tools/bench/child.h"
 #include "tools/bench/side.h"
+#include "tools/train/ghost_step.h"
 #include "tools/train/ghost_training.h"
 
 namespace sherd::walk {
@@ -78,6 +80,9 @@ void fill_measured(RowPlan& plan, const nlohmann::json& answer) {
     for (const char* of : {"calls", "bytes"})
       row.at(key_of(of, op)).measured = answer.at(of).at(std::string(name(op))).get<double>();
   const double step = seconds[fastest];
+  row.rounds.push_back(step);
+  const auto [least, most] = std::ranges::minmax(row.rounds);
+  if (row.rounds.size() > 1) row.at("step_spread_seconds").measured = most - least;
   if (row.has_run() && step >= *row.at("step_seconds").measured) return;
   row.at("step_seconds").measured = step;
   row.at("exposed_transfer_seconds").measured = std::max(0.0, exposed - skew);
@@ -102,15 +107,13 @@ std::string made_up_text(std::int64_t sequence) {
   return text;
 }
 
-std::vector<UnitSize> predict(RowPlan& plan, int ranks, std::int64_t data_vocabulary) {
+Timeline predict(RowPlan& plan, int ranks, std::int64_t data_vocabulary) {
   Row row = plan.row;
-  std::vector<UnitSize> units;
-  PredictOptions options{.evaluates = false};
-  options.observe = [&units](TrainStep& step, int updates) {
-    if (updates == 0) units = unit_sizes(step.model());
-  };
+  GhostStep first = ghost_step(plan.config, 0, ranks, data_vocabulary);
   for (int rank = 0; rank < ranks; ++rank) {
-    const PredictedPeak predicted = predict_peak(plan.config, rank, ranks, data_vocabulary, options);
+    const PredictedPeak predicted = rank == 0
+                                        ? std::move(first.memory)
+                                        : predict_peak(plan.config, rank, ranks, data_vocabulary, {.evaluates = false});
     row.ranks.push_back({.predicted = {predicted.peak, predicted.at_peak, predicted.bytes}});
     for (int c = 0; c < kNumCategories; ++c)
       raise(row.at(memory_key(c)).predicted, predicted.peak[static_cast<std::size_t>(c)]);
@@ -125,16 +128,28 @@ std::vector<UnitSize> predict(RowPlan& plan, int ranks, std::int64_t data_vocabu
       }
   }
   if (!plan.config.plan.memory_budget.is_set()) plan.row = std::move(row);
-  return units;
+  return std::move(first.timeline);
 }
 
-void predict_times(RowPlan& plan, const LinkTimes& times, double compute_seconds) {
-  const double step = times.step_seconds(compute_seconds);
-  plan.row.at("step_seconds").predicted = step;
-  plan.row.at("tokens_per_second").predicted = tokens_of(plan) / step;
-  // Ranks that wait leave their CPU to those they share it with, so waiting and computing are not apart.
-  if (std::ssize(plan.row.ranks) <= allowed_cpus().count())
-    plan.row.at("exposed_transfer_seconds").predicted = step - compute_seconds;
+void predict_times(RowPlan& plan, const Timeline& step, const Cluster& cluster, bool has_times) {
+  const Simulation simulated = simulate(step, cluster);
+  plan.row.axes.clear();
+  for (const Simulation::Part& axis : simulated.axes)
+    plan.row.axes.push_back({axis.name, axis.fabric, axis.calls, axis.wire_bytes, axis.seconds});
+  if (!has_times) return;
+  const Simulation::RankTimes& rank = simulated.of(0);
+  plan.row.at("step_seconds").predicted = simulated.seconds;
+  plan.row.at("tokens_per_second").predicted = tokens_of(plan) / simulated.seconds;
+  plan.row.at("exposed_transfer_seconds").predicted = rank.transfer + rank.throttle;
+}
+
+std::string too_large(const Row& row) {
+  const auto host = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGE_SIZE));
+  double all = 0;
+  for (const table::RankBytes& rank : row.ranks) all += static_cast<double>(rank.predicted.total);
+  if (all <= host) return "";
+  return fmt::format("its {} ranks hold {} together, and this host has {}", row.ranks.size(),
+                     format_bytes(std::llround(all)), format_bytes(std::llround(host)));
 }
 
 void measure(RowPlan& plan, int ranks, int steps) {

@@ -10,9 +10,11 @@
 
 #include <unistd.h>
 
+#include "runtime/exec/simulate.h"
 #include "runtime/os/machine.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/cli/command.h"
+#include "tools/plan/forecast.h"
 #include "tools/table/chart.h"
 #include "tools/table/sentences.h"
 #include "tools/train/exit_status.h"
@@ -21,6 +23,7 @@
 #include "tools/train/saved_mesh.h"
 #include "tools/train/version.h"
 #include "tools/walk/measure.h"
+#include "tools/walk/recommendation.h"
 
 namespace sherd {
 
@@ -32,17 +35,19 @@ using plan::set_link;
 using table::Table;
 
 constexpr std::string_view kUsageText =
-    "usage: sherd walk [CONFIG.toml | --model gpt|llama] [--ranks N | --mesh ...] [--link ...] [--all] [--json] [--svg "
-    "FILE]\n\nRuns one model under every strategy and with recomputation, offload, prefetch, units and capture changed "
-    "one at a "
-    "time,\nand prints what each run holds, moves and takes beside what ghosts and links predict. Text is made up "
-    "where `data` is "
-    "empty.\nFlags are those of `sherd train`, which say what the default run is, and:\n\n";
+    "usage: sherd walk [CONFIG.toml | --model gpt|llama] [--ranks N | --mesh ...] [--link ...] [--dry] [--all] "
+    "[--json] "
+    "[--svg FILE]\n\n"
+    "Runs one model under every strategy and with recomputation, offload, prefetch, units and capture changed one at a "
+    "time,\nand prints what each run holds, moves and takes beside what is predicted: memory and bytes by ghosts, "
+    "times "
+    "by what\n`sherd calibrate` has measured, or by one run. Text is made up where `data` is empty.\nFlags are those "
+    "of `sherd train`, which say what the default run is, and:\n\n";
 
 struct WalkFlags {
   std::string model, svg, only;
   std::int64_t ranks = 0, measured = 4, rounds = 2;
-  bool json = false, all = false;
+  bool json = false, all = false, dry = false, check = false;
 };
 
 // A walk's own keys, and short names for sizes of the model.
@@ -56,6 +61,8 @@ void bind_walk(ConfigTable& table, WalkFlags& flags, TrainConfig& config) {
   table.add("measured", &flags.measured, "steps of each run after a few to settle; times are those of the fastest");
   table.add("rounds", &flags.rounds, "times that each run is made, in turns with the others; times are of the fastest");
   table.add("all", &flags.all, "every combination of settings instead of one change at a time");
+  table.add("dry", &flags.dry, "only predict; times are predicted once sherd calibrate has run");
+  table.add("check", &flags.check, "say in the end whether ghosts have predicted bytes and calls");
   table.add("only", &flags.only, "rows whose names begin so, joined by commas, beside the default one; empty: all");
   table.add("json", &flags.json, "one JSON object per row");
   table.add("svg", &flags.svg, "file for a picture of the table");
@@ -134,7 +141,11 @@ class Walk {
  public:
   /// `link` is the flag: a TrainConfig's, "none", or empty for one that walk chooses.
   Walk(TrainConfig config, const WalkFlags& flags, std::string link)
-      : config_(std::move(config)), flags_(flags), link_(std::move(link)), ranks_(ranks_of(flags, config_.plan.mesh)) {
+      : config_(std::move(config)),
+        flags_(flags),
+        link_(std::move(link)),
+        ranks_(ranks_of(flags, config_.plan.mesh)),
+        prices_(ranks_) {
     if (config_.data.empty()) config_.data = text_.emplace(made_up_text(config_.model.sequence)).path();
     as_usage([&] {
       local_batch(config_, nn::count_data_ranks(config_.plan.mesh.of(ranks_)));
@@ -145,16 +156,19 @@ class Walk {
       check_replaceable(flags_.svg, "picture", "<svg");
       svg_ = open_output(flags_.svg, "picture");
     }
-    const std::int64_t vocabulary = vocabulary_size(config_);
-    for (RowPlan& plan : plans_) units_.push_back(predicted(plan, vocabulary));
+    vocabulary_ = vocabulary_size(config_);
+    for (RowPlan& plan : plans_) steps_.push_back(predicted(plan, vocabulary_));
   }
 
   /// Returns the exit status.
   int run() {
-    double compute = link_ == "none" ? 0 : seconds_without_link();
-    if (is_chosen()) choose_link(compute);
-    for (int round = 0; round < flags_.rounds; ++round) {
-      if (round > 0 && compute > 0) compute = std::min(compute, seconds_without_link());
+    const bool is_default_known = plans_[0].row.left_out.empty();
+    fit_prices();
+    if (is_chosen() && is_default_known) choose_link();
+    for (RowPlan& plan : plans_)
+      if (plan.row.left_out.empty()) plan.row.left_out = too_large(plan.row);
+    for (int round = 0; round < flags_.rounds && !flags_.dry; ++round) {
+      if (round > 0) fit_prices();
       for (std::size_t i = 0; i < plans_.size(); ++i)
         if (plans_[i].row.left_out.empty() && plans_[i].row.failure.empty()) {
           show(i);
@@ -162,9 +176,9 @@ class Walk {
         }
     }
     show(plans_.size());
-    Table table{.about = about(compute)};
+    Table table{.about = about()};
     for (std::size_t i = 0; i < plans_.size(); ++i) {
-      complete(i, compute);
+      complete(i);
       table.rows.push_back(plans_[i].row);
     }
     for (Row& row : table.rows) row.sentence = sentence_of(row, table.rows[0]);
@@ -174,7 +188,7 @@ class Walk {
 
  private:
   // What these ranks cannot do in one setting is no reason to leave out the others.
-  std::vector<UnitSize> predicted(RowPlan& plan, std::int64_t vocabulary) const {
+  Timeline predicted(RowPlan& plan, std::int64_t vocabulary) const {
     try {
       if (plan.row.left_out.empty()) return predict(plan, ranks_, vocabulary);
     } catch (const Error& error) {
@@ -186,6 +200,15 @@ class Walk {
 
   bool is_chosen() const { return link_.empty(); }
 
+  /// Without a calibration, how fast this machine computes: by the fastest of some runs without a link.
+  void fit_prices() {
+    if (prices_.is_calibrated() || flags_.dry || !too_large(plans_[0].row).empty()) return;
+    const double seconds = seconds_without_link();
+    if (seconds > 0 && (compute_ == 0 || seconds < compute_)) compute_ = seconds;
+    if (compute_ > 0) prices_.fit(steps_[0], compute_);
+  }
+  bool has_times() const { return prices_.is_calibrated() || compute_ > 0; }
+
   // How long the default run's step takes where nothing is slower than this machine.
   double seconds_without_link() {
     RowPlan plan = plans_[0];
@@ -196,22 +219,27 @@ class Walk {
     return plan.row.at("step_seconds").measured.value_or(0);
   }
 
-  // One on which the default run's collectives take half of what its step takes without.
-  void choose_link(double compute) {
-    TrainConfig on_unit_link = plans_[0].config;
-    on_unit_link.link = "1,0";
-    on_unit_link.plan.offload = "none";  // which moves nothing over it
-    on_unit_link.plan.offload_keep = 0;
-    const auto seconds = link_times(on_unit_link, units_[0]);
-    if (seconds && compute > 0)
-      set_link(plans_, config_, ranks_, fmt::format("{:.3g},0", seconds->busiest() / (compute / 2)));
+  // Two hosts: between them a link on which the default run's collectives take as long as its step does without one,
+  // and inside of them one that is eight times as fast.
+  void choose_link() {
+    constexpr double kFaster = 8;
+    if (!has_times()) return;
+    std::vector<RowPlan> on_unit_link{plans_[0]};
+    set_link(on_unit_link, config_, ranks_, fmt::format("dp={},0;replicate=1,0", kFaster));
+    const Simulation slow = simulate(steps_[0], prices_.cluster(on_unit_link[0].config.link));
+    double busiest = 0;
+    for (const Simulation::Part& axis : slow.axes)
+      if (axis.fabric == "link") busiest = std::max(busiest, axis.seconds);
+    if (busiest == 0) return;
+    alone_ = simulate(steps_[0], prices_.cluster({})).seconds;
+    const double outer = busiest / alone_;
+    set_link(plans_, config_, ranks_, fmt::format("dp={:.3g},0;replicate={:.3g},0", kFaster * outer, outer));
   }
 
-  void complete(std::size_t i, double compute) {
+  void complete(std::size_t i) {
     RowPlan& plan = plans_[i];
-    if (!plan.row.left_out.empty() || compute == 0 || plan.config.plan.memory_budget.is_set()) return;
-    const double factor = recompute_factor(plan.config) / recompute_factor(plans_[0].config);
-    if (const auto times = link_times(plan.config, units_[i])) predict_times(plan, *times, compute * factor);
+    const bool is_known = !steps_[i].entries.empty() && !plan.config.plan.memory_budget.is_set();
+    if (is_known) predict_times(plan, steps_[i], prices_.cluster(plan.config.link), has_times());
   }
 
   void show(std::size_t i) const {
@@ -220,28 +248,35 @@ class Walk {
     else fmt::print(stderr, "\r\033[K[{}/{}] {} ...", i + 1, plans_.size(), plans_[i].row.name);
   }
 
-  std::vector<std::pair<std::string, std::string>> about(double compute) const {
+  std::vector<std::pair<std::string, std::string>> about() const {
     const TrainConfig::Model& m = config_.model;
-    std::int64_t parameters = 0;
-    for (const UnitSize& unit : units_[0]) parameters += unit.elements;
+    const Links& link = plans_[0].config.link;
     return {
         {"version", std::string(kVersion)},
         {"model", fmt::format("{}, {} layers, width {}, {} heads, {} parameters, {} sequences of {} tokens per step",
-                              m.style, m.layers, m.width, m.heads, parameters, config_.batch, m.sequence)},
+                              m.style, m.layers, m.width, m.heads, plan::model_size(config_, vocabulary_).parameters,
+                              config_.batch, m.sequence)},
         {"ranks", fmt::format("{} processes, mesh {}, {}", ranks_, plans_[0].config.plan.mesh.text(),
                               name(config_.plan.param_dtype))},
-        {"link", !plans_[0].config.link.any() ? "none: what this machine's memory gives"
+        {"link", !link.any() ? "none: what this machine's memory gives"
                  : is_chosen()
-                     ? fmt::format("{} (BYTES_PER_S,SECONDS): the default run's collectives take half of what "
-                                   "its step takes without, {:.0f} ms",
-                                   plans_[0].config.link.text(), compute * 1e3)
+                     ? fmt::format("{} (BYTES_PER_S,SECONDS), within hosts of strategies with replicas eight times "
+                                   "that: the default run's collectives take as long as its step without, {:.0f} ms",
+                                   link.text(), alone_ * 1e3)
                      : link_},
+        {"prices", prices_.text()},
         {"machine", fmt::format("{}, {} threads", cpu_model(), std::thread::hardware_concurrency())}};
   }
 
-  void print(const Table& table) {
-    if (flags_.json) fmt::print("{}", to_json(table));
-    else fmt::print("{}\n{}\n", to_text(table), verdict_of(table));
+  void print(Table& table) {
+    const std::string verdict = recommendation_of(table.rows);
+    if (flags_.json) {
+      table.about.emplace_back("verdict", verdict);
+      if (flags_.check) table.about.emplace_back("check", verdict_of(table));
+      fmt::print("{}", to_json(table));
+    } else {
+      fmt::print("{}\n{}\n{}", to_text(table), verdict, flags_.check ? verdict_of(table) + "\n" : "");
+    }
     if (svg_) write_all(svg_, to_svg(table), "picture", flags_.svg);
   }
 
@@ -260,7 +295,11 @@ class Walk {
   OutputFile svg_;
   std::optional<NamelessText> text_;
   std::vector<RowPlan> plans_;
-  std::vector<std::vector<UnitSize>> units_;  ///< of each plan
+  std::vector<Timeline> steps_;  ///< of each plan
+  std::int64_t vocabulary_ = 0;
+  WalkPrices prices_;
+  double compute_ = 0;  ///< seconds of the default run's step without a link, as it was measured
+  double alone_ = 0;    ///< the same as it is predicted
 };
 
 }  // namespace
