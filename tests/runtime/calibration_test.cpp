@@ -17,7 +17,7 @@ constexpr std::string_view kMeasured = R"({"build": "b1", "ranks": 2, "threads":
  "device": {"device": "cpu, level", "memory_bytes": 8e9, "launch_s": 1e-6, "flops": {"f32": 1e9},
   "read_bytes_per_s": 1e9, "links": {"ranks": {"alpha_s": 0, "beta_bytes_per_s": 1e9}}, "source": "measured"},
  "calls": {"gelu f32": [[0, 1e3, 1e-6], [0, 1e5, 1e-4], [0, 1e6, 4e-3]],
-           "linear f32": [[1e6, 1e4, 1e-3], [1e6, 1e6, 2e-3], [8e6, 4e4, 4e-3], [1e9, 1e7, 1]]}})";
+           "linear f32": [[1e6, 1e4, 1e-3], [8e6, 4e4, 4e-3], [1e6, 1e6, 2e-3], [1e9, 1e7, 1]]}})";
 
 CallWork bytes_work(double bytes) { return {WorkKind::pointwise, DType::f32, 0, bytes}; }
 CallWork product_work(double flops, double bytes) { return {WorkKind::contraction, DType::f32, flops, bytes}; }
