@@ -55,9 +55,10 @@ DeviceQueue::DeviceQueue(std::string_view name, int index, DeviceContext& contex
     : Queue(name, index, context.device()),
       context_(context),
       owner_(std::this_thread::get_id()),
-      stream_(context.open_stream(name == kComputeQueue)) {}
+      stream_(context.open_stream(name == kComputeQueue)),
+      times_(name == kComputeQueue ? nullptr : std::make_unique<DeviceTimes>(*this)) {}
 
-Event DeviceQueue::submit(QueueWork work) {
+Event DeviceQueue::submit(QueueWork work, Counts counts) {
   RankContext& rank = RankContext::current();
   check(is_owner() && stream_, "work \"{}\" was submitted to the queue {} of another rank, or after its end", work.name,
         name());
@@ -69,17 +70,23 @@ Event DeviceQueue::submit(QueueWork work) {
   Queue& compute = rank.queue(kComputeQueue, device());
   while (!is_compute() && submitted_ - retired_ >= work.max_in_flight) compute.wait(Event(this, retired_ + 1));
   prune();
+  if (times_) times_->collect();
 
   QueueItem item;
   item.sequence = submitted_ + 1;
   item.queue = name();
   item.name = work.name;
   item.subject = work.subject;
+  item.module_path = rank.module_path;
+  item.phase = rank.phase;
+  item.bytes = work.bytes;
+  item.calls = counts.calls;
   item.after = work_before(*this, work.loans);
   for (const auto& [event, wrote] : item.after) wait(event);
   if (!is_compute()) wait(compute.record());
   item.after = std::exchange(after_, {});
   if (rank.hazards) rank.hazards->submitted(*this, item, work.loans);
+  const std::shared_ptr<DeviceMark> begun = times_ ? mark() : nullptr;
   // Where it throws, what it has put on the stream runs all the same, and uses what it was lent.
   std::exception_ptr failure;
   try {
@@ -92,7 +99,9 @@ Event DeviceQueue::submit(QueueWork work) {
       place.held.push_back(loan.storage);
   for (const auto& [before, wrote] : item.after)
     if (before.queue()->device() == device() && before.queue()->name() != kComputeQueue) place.after.push_back(before);
+  const std::shared_ptr<DeviceMark> ended = place.mark = mark();
   const Event event = add(std::move(place));
+  if (times_) times_->submitted(std::move(item), event.flow(), begun, ended, std::move(counts.shared));
   for (const Loan& loan : work.loans) loan.storage->lend(event, loan.writes);
   if (failure) std::rethrow_exception(failure);
   return event;
@@ -111,7 +120,6 @@ std::shared_ptr<DeviceMark> DeviceQueue::mark() {
 }
 
 Event DeviceQueue::add(Place place) {
-  if (!place.mark) place.mark = mark();
   const std::lock_guard lock(mutex_);
   place.sequence = ++submitted_;
   places_.push_back(std::move(place));
@@ -143,6 +151,8 @@ void DeviceQueue::wait(const Event& event) {
       static_cast<HostQueue*>(other)->hurry();
       stream_->wait(word, static_cast<std::uint32_t>(event.sequence()));
     } else if (const auto mark = static_cast<DeviceQueue*>(other)->mark_of(event.sequence())) {
+      DeviceTimes* const times = static_cast<DeviceQueue*>(other)->times_.get();
+      if (is_compute() && times) times->awaited(event.sequence(), this->mark());
       stream_->wait(*mark);
     }
   }
@@ -255,6 +265,7 @@ void DeviceQueue::drain() noexcept {
   }
   done_ = submitted_;
   retire(submitted_);
+  if (times_ && !lost) times_->collect();
 }
 
 // What is on the stream runs; collectives that wait for other ranks are told to give up.
@@ -270,6 +281,7 @@ void DeviceQueue::abort(const std::string& reason) noexcept {
 
 void DeviceQueue::close() noexcept {
   drain();
+  times_.reset();
   std::deque<Place> over;
   {
     const std::lock_guard lock(mutex_);

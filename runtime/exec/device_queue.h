@@ -13,9 +13,11 @@
 #include <mutex>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "runtime/exec/backend.h"
+#include "runtime/exec/device_times.h"
 #include "runtime/exec/queue.h"
 #include "runtime/exec/queue_item.h"
 
@@ -36,7 +38,13 @@ class DeviceQueue final : public Queue {
   DeviceStream& stream() { return *stream_; }
   DeviceContext& context() { return context_; }
 
-  Event submit(QueueWork work) override;
+  Event submit(QueueWork work) override { return submit(std::move(work), {}); }
+  /// How work counts in work_times().
+  struct Counts {
+    std::shared_ptr<SharedWork> shared{};  ///< of a collective: told when it ran, and asked for its skew
+    int calls = 1;                         ///< 0: it is a part of a call that other work counts
+  };
+  Event submit(QueueWork work, Counts counts);
   void wait(const Event& event) override;
   Event record() override;
   void drain() noexcept override;
@@ -73,6 +81,7 @@ class DeviceQueue final : public Queue {
   mutable std::mutex mutex_;              // of places_ and failure_: threads of host queues wait here too
   std::deque<Place> places_;              // the last has sequence submitted_; those that were pruned are over
   std::exception_ptr failure_;            // the device is lost
+  std::unique_ptr<DeviceTimes> times_;    // none of compute, and after close()
   std::uint64_t submitted_ = 0, retired_ = 0;
   mutable std::atomic<std::uint64_t> done_{0};
   std::vector<std::uint64_t> seen_;       // by queue: what this stream comes after

@@ -99,19 +99,6 @@ std::unique_ptr<QueueItem> make_item(const Queue& queue, QueueWork& work, std::v
   return item;
 }
 
-void add_span(Trace& trace, const QueueItem& item, const Event& event) {
-  trace.add({.start = item.started,
-             .end = item.ended,
-             .name = item.name,
-             .module = item.module_path,
-             .detail = trace.intern(item.subject),
-             .bytes = item.bytes,
-             .flow = event.flow(),
-             .track = trace.track(item.queue),
-             .kind = SpanKind::work,
-             .phase = item.phase});
-}
-
 }  // namespace
 
 bool is_running_work() { return skews_of_item != nullptr; }
@@ -119,6 +106,8 @@ bool is_running_work() { return skews_of_item != nullptr; }
 void note_skew(Skew skew) {
   if (skews_of_item) skews_of_item->push_back(skew);
 }
+
+std::vector<Skew> skews_here() { return skews_of_item ? *skews_of_item : std::vector<Skew>(); }
 
 RunningOp* running_op_here() {
   if (rank_of_queue) return rank_of_queue;
@@ -395,7 +384,8 @@ void HostQueue::retire(std::uint64_t sequence) {
       ++retired_;
     }
     if (context && !context->is_ghost()) context->state<WorkTimes>().add(*item);
-    if (context && context->trace) add_span(*context->trace, *item, Event(this, item->sequence));
+    if (context && context->trace)
+      add_span(*context->trace, *item, Event(this, item->sequence).flow(), context->trace->track(item->queue));
     for (const auto& [event, wrote] : item->after)
       if (event.queue()->device() == Device::cpu()) static_cast<HostQueue*>(event.queue())->retire(event.sequence());
   }

@@ -91,4 +91,7 @@ class HostQueue final : public Queue {
   QueueFailures failures_;
 };
 
+/// What note_skew() has kept with the item that the calling thread runs.
+std::vector<Skew> skews_here();
+
 }  // namespace sherd

@@ -1,5 +1,6 @@
 #include "runtime/exec/queue_item.h"
 
+#include "runtime/exec/trace.h"
 #include "runtime/memory/let_go.h"
 #include "runtime/tensor/error.h"
 
@@ -7,6 +8,19 @@ namespace sherd {
 
 std::string describe(const QueueItem& item) {
   return fmt::format("{} {}{}{}", item.queue, item.name, item.subject.empty() ? "" : " ", item.subject);
+}
+
+void add_span(Trace& trace, const QueueItem& item, std::uint64_t flow, std::uint8_t track) {
+  trace.add({.start = item.started,
+             .end = item.ended,
+             .name = item.name,
+             .module = item.module_path,
+             .detail = trace.intern(item.subject),
+             .bytes = item.bytes,
+             .flow = flow,
+             .track = track,
+             .kind = SpanKind::work,
+             .phase = item.phase});
 }
 
 std::vector<QueueItem::Before> work_before(const Queue& queue, std::span<const Loan> loans) {

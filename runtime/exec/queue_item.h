@@ -27,6 +27,7 @@ struct QueueItem {
   const std::string* module_path = nullptr;
   StepPhase phase = StepPhase::forward;
   std::int64_t bytes = 0;
+  int calls = 1;  ///< that it counts as; 0 of a part of a call that another item counts
   std::function<void()> run;
   std::function<void(std::string_view)> abort;
   std::function<bool()> is_ready;
@@ -44,6 +45,8 @@ struct QueueItem {
 };
 /// "gather unshard blocks.3".
 std::string describe(const QueueItem& item);
+/// Adds the span of an item that is over. `flow` names its event.
+void add_span(Trace& trace, const QueueItem& item, std::uint64_t flow, std::uint8_t track);
 
 /// What must be over before work with these loans starts on `queue`: of other queues only, since work of one queue
 /// comes in order. Throws what failed to write what is used.

@@ -1,6 +1,7 @@
 #include "runtime/exec/work_times.h"
 
 #include "runtime/exec/context.h"
+#include "runtime/exec/device_times.h"
 #include "runtime/exec/queue_item.h"
 
 namespace sherd {
@@ -37,15 +38,26 @@ WorkTime& WorkTimes::entry(const QueueItem& item) {
 }
 
 void WorkTimes::add(const QueueItem& item) {
+  count(item);
+  add_times(item);
+  add_skew(item);
+}
+
+void WorkTimes::count(const QueueItem& item) { entry(item).calls += item.calls; }
+
+void WorkTimes::add_times(const QueueItem& item) {
   WorkTime& time = entry(item);
-  ++time.calls;
   time.seconds += seconds(item.ended - item.started);
   time.exposed += seconds(item.exposed);
-  time.skew += seconds(item.exposed_skew);
 }
+
+void WorkTimes::add_skew(const QueueItem& item) { entry(item).skew += seconds(item.exposed_skew); }
 
 std::vector<WorkTime> WorkTimes::list() const { return {all_.begin(), all_.end()}; }
 
-std::vector<WorkTime> work_times() { return RankContext::current().state<WorkTimes>().list(); }
+std::vector<WorkTime> work_times() {
+  collect_device_times();
+  return RankContext::current().state<WorkTimes>().list();
+}
 
 }  // namespace sherd

@@ -157,16 +157,17 @@ TEST_F(EmulatedQueues, ThreadsMakeNoContextOnAnotherDevice) {
 }
 
 TEST_F(EmulatedQueues, MarksOfNothingNewAreNotMadeAnew) {
-  const Tensor x = full({1000}, 4.0, DType::f32, Device::cuda(0));
   Queue& compute = RankContext::current().queue(kComputeQueue, Device::cuda(0));
+  std::promise<void> opened;
+  const Event loaded =
+      RankContext::current().queue("disk").submit({.name = "load", .run = [&opened] { opened.get_future().wait(); }});
+  compute.wait(loaded);  // no mark is reached, and none forgotten
+  const Tensor x = full({1000}, 4.0, DType::f32, Device::cuda(0));
   const Event first = compute.record();
   EXPECT_EQ(compute.record().sequence(), first.sequence());
   (void)add(x, 1.0);
   const Event second = compute.record();
   EXPECT_GT(second.sequence(), first.sequence());
-  std::promise<void> opened;
-  const Event loaded =
-      RankContext::current().queue("disk").submit({.name = "load", .run = [&opened] { opened.get_future().wait(); }});
   queue().wait(loaded);
   compute.wait(queue().submit({.name = "nothing", .run = [] {}}));
   EXPECT_GT(compute.record().sequence(), second.sequence()) << "it comes after the wait";

@@ -87,7 +87,7 @@ Context::Context(int index) : index_(index), log_(index) {
   check(cudaGetDeviceProperties(&properties_, index), "asking for the device's properties");
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
   log_.set_stream(stream_);
-  events_ = std::make_shared<EventPool>(index);
+  events_ = std::make_shared<EventPool>(index, stream_);
   faults_ = std::make_unique<Faults>(stream_);
   allocator_ = new DeviceAllocator(std::make_unique<DeviceMemory>(index, stream_, num_fills_),
                                    {.separate = maps_blocks_separately(requested_device_memory())});
@@ -101,6 +101,7 @@ Context::~Context() {
   } catch (...) { failed = std::current_exception(); }
   for (PinnedRead* read : pinned_.reads()) read->let_go(failed);
   (void)cudaStreamSynchronize(stream_);
+  events_->stop_clock();
   graphs_.end();
   blas_.reset();
   attention_.reset();

@@ -4,7 +4,14 @@
 
 namespace sherd::cuda {
 
+EventPool::EventPool(int device, cudaStream_t stream)
+    : device_(device),
+      has_times_(true),
+      owner_(std::this_thread::get_id()),
+      clock_(std::make_unique<EventClock>(*this, stream)) {}
+
 EventPool::~EventPool() {
+  clock_.reset();
   enter();
   for (const cudaEvent_t event : free_) (void)cudaEventDestroy(event);
 }
@@ -19,7 +26,8 @@ cudaEvent_t EventPool::take() {
     }
   }
   cudaEvent_t event = nullptr;
-  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync), "creating an event");
+  const unsigned flags = cudaEventBlockingSync | (has_times_ ? 0u : cudaEventDisableTiming);
+  check(cudaEventCreateWithFlags(&event, flags), "creating an event");
   return event;
 }
 

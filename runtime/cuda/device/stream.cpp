@@ -7,6 +7,7 @@
 #include "runtime/cuda/device/check.h"
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/device/event_pool.h"
+#include "runtime/exec/timed_mark.h"
 #include "runtime/tensor/no_copy.h"
 
 namespace sherd::cuda {
@@ -31,7 +32,7 @@ WaitValue find_wait_value() {
   return reinterpret_cast<WaitValue>(function);
 }
 
-class EventMark final : public DeviceMark, NoCopy {
+class EventMark final : public TimedMark, NoCopy {
  public:
   EventMark(std::shared_ptr<EventPool> events, cudaStream_t stream)
       : events_(std::move(events)), event_(events_->take()) {
@@ -51,6 +52,7 @@ class EventMark final : public DeviceMark, NoCopy {
     events_->enter();
     check(cudaEventSynchronize(event_), "waiting for a queue of the device");
   }
+  std::int64_t time() override { return is_reached() ? events_->time_of(event_) : 0; }
   cudaEvent_t event() const { return event_; }
 
  private:
