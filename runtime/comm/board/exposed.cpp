@@ -2,7 +2,9 @@
 
 #include "runtime/comm/board/board_group.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/device_times.h"
 #include "runtime/exec/queue.h"
+#include "runtime/exec/work_times.h"
 #include "runtime/tensor/indices.h"
 
 namespace sherd {
@@ -43,11 +45,13 @@ Lateness lateness_of(ProcessGroup& any) {
 }
 
 CommTimes comm_times(ProcessGroup& any) {
+  collect_device_times();
   HostGroup& group = any.host();
   CommTimes times = times_of_calls(group);
   for (const auto& part : subgroups_of(group)) times += times_of_calls(*part);
   times.exposed += RankContext::current().waited_seconds;
   times.skew += waited_skew_seconds();
+  times.total += RankContext::current().state<WorkTimes>().shared_seconds();
   return times;
 }
 

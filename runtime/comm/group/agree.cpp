@@ -10,28 +10,24 @@
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/group/subject.h"
+#include "runtime/comm/group/uncounted.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/fnv1a.h"
-#include "runtime/tensor/for_scope.h"
 #include "runtime/tensor/indices.h"
 
 namespace sherd {
 
 namespace {
-thread_local bool is_exchanging = false;  // this thread runs one of these calls
-
 // Else a rank that gathers texts would take the hashes of one that compares facts for the lengths of texts.
 constexpr std::string_view kFacts = "facts to compare";
 }  // namespace
 
-bool comm::is_agreeing() { return is_exchanging; }
-
 std::vector<std::string> gather_text(ProcessGroup& any, std::string_view text) {
   const PurposeScope purpose("gather_text");
   check_fits_rank(any);
-  const ForScope exchange(&is_exchanging, true);
+  const comm::Uncounted exchange;
   HostGroup& group = any.host();
   const auto ranks = static_cast<std::size_t>(group.size());
   const auto self = static_cast<std::size_t>(group.rank());
@@ -184,7 +180,7 @@ bool agree(ProcessGroup& group, const std::optional<Facts>& own, const Disagreem
     std::vector<std::int64_t> hashes(ranks.size(), 0);
     const std::vector<std::int64_t> ones(ranks.size(), 1);
     if (own) hashes[static_cast<std::size_t>(group.rank())] = static_cast<std::int64_t>(hash_facts(*own) | 1);
-    const ForScope exchange(&is_exchanging, true);
+    const comm::Uncounted exchange;
     const comm::SubjectScope subject(kFacts);
     group.host().all_gather({in_place(hashes.data(), DType::i64, ones)});
     if (std::ranges::count(hashes, 0) > 0) return false;

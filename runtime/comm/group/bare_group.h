@@ -9,6 +9,10 @@
 #include "runtime/comm/group/exchange_sum.h"
 #include "runtime/comm/group/group_transport.h"
 
+namespace sherd {
+class SharedWork;
+}
+
 namespace sherd::comm {
 
 /// One call. bool is bytes of 0 and 1. `count` elements of `dtype`: of each rank's part for all_gather, reduce_scatter,
@@ -44,7 +48,8 @@ class BareGroup : public PieceMover {
   /// has a peer of its own: send and recv.
   virtual void run(std::span<const BareCall> calls, Queue& queue) = 0;
   /// All ranks are about to come to this collective of its memory; what they run next is of it. On the rank's thread.
-  virtual void announce(const Collective&, const CollectiveSite&) {}
+  /// Returns what they tell each other of its times, or null.
+  virtual std::shared_ptr<SharedWork> announce(const Collective&, const CollectiveSite&) { return nullptr; }
   /// The group of the same ranks that moves host memory.
   virtual HostGroup& host() = 0;
 

@@ -7,7 +7,7 @@
 #include "runtime/comm/group/composed_plan.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/group/subject.h"
-#include "runtime/exec/queue.h"
+#include "runtime/exec/device_queue.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -79,7 +79,7 @@ void ComposedGroup::issue(Collective call, const CollectiveSite& site) {
   const Device device = site.queue.device();
   if (!bare_->supports(device)) return host().issue(std::move(call), site);
   check_call(call);
-  bare_->announce(call, site);
+  std::shared_ptr<SharedWork> shared = bare_->announce(call, site);
 
   comm::Scratch measure;
   comm::composed_plan(call, who_, measure);
@@ -100,7 +100,9 @@ void ComposedGroup::issue(Collective call, const CollectiveSite& site) {
   work.loans = loans;
   work.abort = [bare = bare_](std::string_view reason) { bare->abort(reason); };
   work.max_in_flight = site.max_in_flight;
-  site.queue.submit(std::move(work));
+  auto* const on_device = dynamic_cast<DeviceQueue*>(&site.queue);  // of a library on the host's memory: none
+  if (on_device) on_device->submit(std::move(work), {.shared = std::move(shared)});
+  else site.queue.submit(std::move(work));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/device_queue.h"
+#include "runtime/exec/host_queue.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/indices.h"
 
@@ -146,17 +147,21 @@ void StagedGroup::issue(Collective call, const CollectiveSite& site) {
                                            for (const Copy& c : copies) queue.stream().to_host(c.to, c.from, c.bytes);
                                          },
                                      .loans = site.loans,
-                                     .max_in_flight = limit});
+                                     .max_in_flight = limit},
+                                    {.calls = 0});
   host_queue.wait(copied);
+  const auto shared = std::make_shared<SharedWork>();
   const Event moved =
       host_queue.submit({.name = site.name,
                          .subject = site.subject,
                          .bytes = bytes,
                          .run =
-                             [&lane, memory, call = std::move(staged.call), subject = std::string(site.subject),
+                             [&lane, memory, shared, call = std::move(staged.call), subject = std::string(site.subject),
                               part = std::string(site.part)]() mutable {
                                const comm::SubjectScope scope(subject, part);
                                lane.run(call);
+                               if (const std::vector<Skew> skews = skews_here(); !skews.empty())
+                                 shared->set_skew(skews.back());
                                memory.reset();  // the item itself stays until it is waited for
                              },
                          .abort = [&lane](std::string_view reason) { lane.abort(reason); }});
@@ -168,7 +173,8 @@ void StagedGroup::issue(Collective call, const CollectiveSite& site) {
                                         [&queue, memory, copies = std::move(staged.after)] {
                                           for (const Copy& c : copies) queue.stream().to_device(c.to, c.from, c.bytes);
                                         },
-                                    .loans = site.loans});
+                                    .loans = site.loans},
+                                   {.shared = shared, .calls = 0});
   pool_->start(memory, moved, ended);
 }
 

@@ -1,6 +1,7 @@
 #include "runtime/cuda/nccl/nccl_group.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "runtime/comm/group/bare_group.h"
 #include "runtime/comm/group/composed_group.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/group/shared_times.h"
 #include "runtime/comm/group/subject.h"
 #include "runtime/cuda/device/stream.h"
 #include "runtime/cuda/nccl/rank_comms.h"
@@ -65,7 +67,7 @@ class NcclGroup final : public comm::BareGroup {
         number_(comms_->add(host_)) {}
 
   bool supports(Device device) const override { return device == comms_->device(); }
-  void announce(const Collective& call, const CollectiveSite& site) override;
+  std::shared_ptr<SharedWork> announce(const Collective& call, const CollectiveSite& site) override;
   void run(std::span<const BareCall> calls, Queue& queue) override;
   void exchange(std::span<const RankPiece> sends, std::span<const RankPiece> receives, Queue& queue) override;
   HostGroup& host() override { return host_->host(); }
@@ -82,9 +84,13 @@ class NcclGroup final : public comm::BareGroup {
     comms_->launch(number_, queue.name(), list, stream_of(queue), met_, subject_);
   }
 
+  comm::SharedTimes& times_of(std::string_view queue);
+
   const std::shared_ptr<RankComms> comms_;
   const std::shared_ptr<ProcessGroup> host_;
-  const std::size_t number_;  // among the groups of `comms_`
+  const std::size_t number_;                        // among the groups of `comms_`
+  std::map<std::string, comm::SharedTimes> times_;  // by queue
+  std::uint64_t generation_ = 0;                    // of `times_`
   // What was announced last; the lists that follow are its.
   MeetingTime met_;
   std::string subject_;
@@ -95,22 +101,29 @@ class NcclGroup final : public comm::BareGroup {
 constexpr std::size_t kMostMeetings = 64;
 
 // The item holds the host's group, but not the communicators: those end on the rank's thread.
-void NcclGroup::announce(const Collective& call, const CollectiveSite& site) {
+std::shared_ptr<SharedWork> NcclGroup::announce(const Collective& call, const CollectiveSite& site) {
   met_ = std::make_shared<std::atomic<std::int64_t>>(0);
   subject_ = text_of(site);
   HostGroup& lane = host().lane(site.queue.name());
+  std::shared_ptr<SharedWork> shared;
+  comm::SharedWorks compared;
+  if (call.op != comm::CommOp::send && call.op != comm::CommOp::recv) {
+    comm::SharedTimes& times = times_of(site.queue.name());
+    shared = times.next();
+    compared = times.due();
+  }
   RankContext::current()
       .queue(site.queue.name())
-      .submit({.name = site.name,
-               .subject = site.subject,
+      .submit({.name = site.name,  // without a subject, which counts the work of the device
                .bytes = call.bytes(),
                .run =
-                   [met = met_, host = host_, &lane, call, comms = std::weak_ptr(comms_),
-                    subject = std::string(site.subject), part = std::string(site.part)] {
+                   [met = met_, host = host_, &lane, call, compared = std::move(compared),
+                    comms = std::weak_ptr(comms_), subject = std::string(site.subject), part = std::string(site.part)] {
                      const comm::SubjectScope scope(subject, part);
                      try {
                        lane.meet(call);
                        *met = Watchdog::now();
+                       if (!compared.empty()) comm::compare_times(lane, compared);
                      } catch (const Error& error) {
                        if (const auto here = comms.lock()) here->fail(CommError(error.message()));
                      } catch (const std::exception& error) {
@@ -119,6 +132,13 @@ void NcclGroup::announce(const Collective& call, const CollectiveSite& site) {
                    },
                .abort = [host = host_](std::string_view reason) { host->abort(reason); },
                .max_in_flight = kMostMeetings});
+  return shared;
+}
+
+// A reset() leaves ranks at different numbers.
+comm::SharedTimes& NcclGroup::times_of(std::string_view queue) {
+  if (std::exchange(generation_, comms_->generation()) != comms_->generation()) times_.clear();
+  return times_[std::string(queue)];
 }
 
 void NcclGroup::run(std::span<const BareCall> calls, Queue& queue) {

@@ -126,6 +126,7 @@ void RankComms::reset() {
   watchdog_.stop("the group is reset");
   host_->reset();
   watchdog_.clear();
+  ++generation_;
   for (Group& group : groups_) group.comms.clear();
   failure_->clear();
   for (Group& group : groups_)

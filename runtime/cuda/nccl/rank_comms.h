@@ -27,8 +27,8 @@ class RankComms : NoCopy {
   ~RankComms();
 
   Device device() const { return options_.device; }
-  /// Makes the communicators of a group, one per queue, and returns its number. Collective over that group. Those of one
-  /// rank alone are made when they are first used.
+  /// Makes the communicators of a group, one per queue, and returns its number. Collective over that group. Those of
+  /// one rank alone are made when they are first used.
   std::size_t add(std::shared_ptr<ProcessGroup> host);
   /// Puts a list on the queue's stream by the communicator of that group and queue. `met` is when all ranks have come
   /// to it, `subject` what it is for. Tells the other ranks if NCCL refuses it. Throws CommError.
@@ -41,6 +41,8 @@ class RankComms : NoCopy {
   /// Resets the host's group and makes new communicators for all groups, by new ids. Collective over all ranks.
   void reset();
   void set_deadline(std::chrono::nanoseconds deadline);
+  /// How often reset() was called.
+  std::uint64_t generation() const { return generation_; }
 
  private:
   struct Group {
@@ -56,6 +58,7 @@ class RankComms : NoCopy {
   const std::shared_ptr<ProcessGroup> host_;
   NcclGroupOptions options_;
   const std::shared_ptr<DeviceContext::Failure> failure_;
+  std::uint64_t generation_ = 0;
   std::vector<Group> groups_;  // in the order of making, which is that of all ranks
   Watchdog watchdog_;          // the last: its thread uses the others
 };
