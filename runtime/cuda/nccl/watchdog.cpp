@@ -45,6 +45,7 @@ void Watchdog::forget_all() {
 
 void Watchdog::clear() {
   const std::lock_guard lock(mutex_);
+  ++generation_;
   forget_all();
   comms_.clear();
   reason_.clear();
@@ -115,8 +116,11 @@ std::string Watchdog::fault() {
     if (!error.empty() && is_compared) return comm->name() + ": " + error;
     if (const std::string why = error.empty() ? overdue(*comm, expected) : ""; !why.empty()) return why;
   }
-  const auto is_waiting = [](const auto& of_comm) { return !of_comm.second.empty(); };
-  return peers_.failure && std::ranges::any_of(expected_, is_waiting) ? peers_.failure() : std::string();
+  return {};
+}
+
+bool Watchdog::is_waiting() const {
+  return reason_.empty() && std::ranges::any_of(expected_, [](const auto& of) { return !of.second.empty(); });
 }
 
 void Watchdog::stop_all(std::string_view reason) {
@@ -129,9 +133,16 @@ void Watchdog::run() {
   events_.enter();
   std::unique_lock lock(mutex_);
   while (!ends_) {
-    if (const std::string why = reason_.empty() ? fault() : ""; !why.empty())
-      stop_all(peers_.tell ? peers_.tell(why) : why);
-    changed_.wait_for(lock, pause_of(deadline_));
+    std::string why = reason_.empty() ? fault() : "";
+    if (why.empty() && is_waiting() && peers_.failure) {
+      const std::uint64_t looked_at = generation_;
+      lock.unlock();  // the host may ask a store, for which launches do not wait
+      why = peers_.failure();
+      lock.lock();
+      if (generation_ != looked_at || !is_waiting()) why.clear();
+    }
+    if (!why.empty()) stop_all(peers_.tell ? peers_.tell(why) : why);
+    if (!ends_) changed_.wait_for(lock, pause_of(deadline_));
   }
 }
 

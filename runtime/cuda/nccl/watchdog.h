@@ -39,8 +39,8 @@ class Watchdog {
  public:
   using Duration = std::chrono::nanoseconds;
   /// Watches communicators on `device`. What is expected and not done `deadline` after the latest of its launch, the
-  /// meeting of all ranks and the end of what was launched before it on its communicator is a fault. A rank whose device
-  /// has begun it waits a second longer, so that the one that holds up the others has the first word.
+  /// meeting of all ranks and the end of what was launched before it on its communicator is a fault. A rank whose
+  /// device has begun it waits a second longer, so that the one that holds up the others has the first word.
   Watchdog(int device, Duration deadline, WatchedPeers peers = {});
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
@@ -75,6 +75,8 @@ class Watchdog {
   void run();
   /// "dp gather: ncclAllGather ..., launch 3, is not done after 2.0 s"; "" if nothing is wrong. The mutex is held.
   std::string fault();
+  /// Whether something is expected and nothing has been stopped. The mutex is held.
+  bool is_waiting() const;
   std::string overdue(const QueueComm& comm, std::deque<Expected>& expected);
   std::string lateness(const QueueComm& comm, const Expected& item, std::int64_t now) const;
   void forget_all();
@@ -88,6 +90,7 @@ class Watchdog {
   std::vector<std::shared_ptr<QueueComm>> comms_;
   std::map<const QueueComm*, std::deque<Expected>> expected_;
   std::string reason_;
+  std::uint64_t generation_ = 0;  // of what is expected: clear() begins another
   bool ends_ = false;
   std::thread thread_;  // the last: it uses the others
 };
