@@ -32,7 +32,9 @@ class Ghost {
   }
 
   Prediction run(const BuildsLoop& build, const LooksAtMemory& look) {
-    const MemoryLog log(memory_, names_by_slots([this] { return loop_.model; }));
+    MemoryLog::Namer namer;  // of pictures, which somebody looks at
+    if (look) namer = names_by_slots([this] { return loop_.model; });
+    const MemoryLog log(memory_, std::move(namer));
     try {
       rehearse(build);
     } catch (const OutOfMemory&) {

@@ -198,7 +198,7 @@ TEST_F(PredictedPeakTest, LeavesTheRankThatAsksAsItWas) {
   int calls = 0;
   const auto count = [&](TrainStep&, int updates) { EXPECT_EQ(updates, calls++); };
   predict_peak(llama_, 1, 2, kTinyVocabulary, {.observe = count});
-  EXPECT_EQ(calls, 5);
+  EXPECT_EQ(calls, 4);
   EXPECT_EQ(RankContext::current().rank_text, "rank 5");
   EXPECT_EQ(RankContext::current().allocator().accounting().total_peak(), before);
 }

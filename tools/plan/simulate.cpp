@@ -89,17 +89,23 @@ struct WaitedFor {
   int worst = 0;       ///< who waits longest
   double most = 0;     ///< and how long
 };
+/// Returns ranks that are late by themselves, the worst first; one that comes late because it waits itself is left out.
 std::vector<WaitedFor> waited_for(const Simulation& simulated) {
   std::vector<WaitedFor> all(simulated.ranks.size());
+  std::vector<double> waits(simulated.ranks.size());  // by the one that waits
   for (const Simulation::Wait& wait : simulated.waits) {
     WaitedFor& on = all[static_cast<std::size_t>(wait.on)];
     on.rank = wait.on;
     on.seconds += wait.seconds;
     ++on.waiting;
+    waits[static_cast<std::size_t>(wait.rank)] += wait.seconds;
     if (wait.seconds > on.most) on.most = wait.seconds, on.worst = wait.rank;
   }
-  std::erase_if(all, [](const WaitedFor& on) { return on.waiting == 0; });
-  std::ranges::stable_sort(all, std::greater{}, &WaitedFor::seconds);
+  const auto own = [&waits](const WaitedFor& on) {
+    return on.seconds - on.waiting * waits[static_cast<std::size_t>(on.rank)];
+  };
+  std::erase_if(all, [&](const WaitedFor& on) { return own(on) <= 0; });
+  std::ranges::stable_sort(all, std::greater{}, own);
   if (all.size() > kMostShown) all.resize(kMostShown);
   return all;
 }
@@ -222,6 +228,8 @@ void check_is_of_timelines(const ConfigTable& of_timelines, const CommandLine& l
 Played of_timeline(Timeline step, const SimulateFlags& flags) {
   check_usage(flags.ranks == 0 || flags.ranks == step.ranks, "--ranks {}: the timeline is of {} ranks", flags.ranks,
               step.ranks);
+  check_usage(step.ranks <= kMostPlannedRanks, "the timeline is of {} ranks; at most {} can be simulated", step.ranks,
+              kMostPlannedRanks);
   auto cluster = cluster_of(flags.cluster, step.ranks, {});
   check_usage(cluster.has_value(), "sherd simulate is about times; give --device-model");
   return {std::move(step), std::move(*cluster)};
