@@ -32,6 +32,7 @@ namespace {
 using namespace calibrate;
 
 constexpr int kMostRanks = 64;
+constexpr std::size_t kLeastRuns = 4;  // those of the smallest size
 constexpr std::string_view kUsageText =
     "usage: sherd calibrate [--ranks N] [--out FILE]\n\nMeasures this machine for predictions: trains small models on "
     "as "
@@ -66,7 +67,7 @@ struct Between {
     for (const Movement movement : kMovements) {
       std::vector<FabricModel::Point>& curve = fabric.curves[static_cast<std::size_t>(movement)];
       double least = 0;
-      for (const double bytes : {4096.0, 65536.0, 524288.0, 4194304.0, 16777216.0, 67108864.0}) {
+      for (const double bytes : {4.0, 4096.0, 65536.0, 1048576.0, 8388608.0, 67108864.0}) {
         const CollectiveTime time = time_collective(group, movement, bytes, kRuns);
         least = std::max(least, time.wall);  // a curve does not fall
         curve.push_back({group.size(), bytes, least});
@@ -156,8 +157,10 @@ int measure(const CalibrateFlags& flags, const std::shared_ptr<ProcessGroup>& gr
   const std::vector<TrainConfig> configs = calibrated_runs(group->size());
   std::vector<TracedRun> runs;
   const double room = largest_of_ranks(*group, std::vector{flags.seconds - seconds_of(start)})[0];
-  for (const TrainConfig& config : configs)
+  for (const TrainConfig& config : configs) {  // the smallest first
+    if (runs.size() >= kLeastRuns && largest_of_ranks(*group, std::vector{seconds_of(start)})[0] > flags.seconds) break;
     runs.push_back(traced_run(config, group, std::max(0.1, room / static_cast<double>(configs.size()))));
+  }
   const bool shares_cpus = group->size() * share.threads > allowed_cpus().count();
   Calibration made{.device = device_of(runs),
                    .calls = measured_calls(runs, shares_cpus, *group),
@@ -173,6 +176,9 @@ int measure(const CalibrateFlags& flags, const std::shared_ptr<ProcessGroup>& gr
   made.device.source = fmt::format("sherd calibrate --ranks {}", group->size());
   made.device.links["ranks"] = between.fabric;
   fmt::print("{}", check_text(runs, calibrated_cluster(made, group->size(), {})));
+  if (runs.size() < configs.size())
+    fmt::print("there was no time for {} of {} runs, the largest: what is larger is extrapolated\n",
+               configs.size() - runs.size(), configs.size());
   fmt::print("{:.1f} us a call beside its work; {} rows in their types, {:.0f} s\n", 1e6 * made.device.call_seconds,
              made.calls.rows.size(), seconds_of(start));
   if (flags.out.empty()) fmt::print("{}", keep(made, cache_folder()));

@@ -93,10 +93,9 @@ DeviceModel device_of(std::span<const TracedRun> runs) {
   std::map<DType, Speed> products, attention;
   std::map<WorkKind, Speed> rows;
   Speed bytes;
-  double beside = 0, num_calls = 0;
+  std::vector<double> beside;  // of a call, by run
   for (const TracedRun& run : runs) {
-    beside += run.beside;
-    num_calls += run.num_calls;
+    beside.push_back(run.beside / run.num_calls);
     for (const auto& [key, call] : run.calls) {
       if (call.seconds.empty() || call.work.bytes <= 0) continue;
       const double took = mean(call.seconds, false);
@@ -110,7 +109,8 @@ DeviceModel device_of(std::span<const TracedRun> runs) {
   for (const auto& [kind, speed] : rows) device.rows[kind] = speed.rate(device.source);
   device.read = bytes.rate(device.source);
   device.copied = rows.contains(WorkKind::copy) ? rows[WorkKind::copy].rate(device.source) : device.read;
-  device.call_seconds = beside / num_calls;
+  std::ranges::nth_element(beside, beside.begin() + std::ssize(beside) / 2);
+  device.call_seconds = beside[beside.size() / 2];
   return device;
 }
 

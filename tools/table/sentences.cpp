@@ -95,7 +95,7 @@ std::string sentence_of(const Row& row, const Row& base) {
         calls_change(row, base, "all_gather", "gathers"), calls_change(row, base, "reduce_scatter", "reduce-scatters"),
         calls_change(row, base, "all_reduce", "all-reduces"), times_change(row, base)})
     if (!part.empty()) changes += (changes.empty() ? "" : ", ") + part;
-  return fmt::format("{}: {}: {}.", row.name, row.why, changes);
+  return fmt::format("{}: {}{}{}.", row.name, row.why, changes.empty() ? "" : ": ", changes);
 }
 
 std::string verdict_of(const Table& table) {

@@ -44,7 +44,7 @@ std::string recommendation_of(std::span<const table::Row> rows) {
   std::vector<std::string> ties;
   for (const std::size_t i : choice.ties) ties.push_back(candidates[i].name);
   if (!ties.empty())
-    text += fmt::format(" As fast within {:.1f} %, {}, and holding more: {}.", 100 * error,
+    text += fmt::format(" As fast within {:.1f} %, {}, and holding no less: {}.", 100 * error,
                         is_measured ? "the noise" : "what predictions tell", fmt::join(ties, "; "));
   if (choice.runner_up)
     text += fmt::format(" The next one takes {:.0f} % longer: {}.",

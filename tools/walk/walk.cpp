@@ -248,6 +248,18 @@ class Walk {
     else fmt::print(stderr, "\r\033[K[{}/{}] {} ...", i + 1, plans_.size(), plans_[i].row.name);
   }
 
+  /// The link that was chosen, as rows with replicas have it, if there are any.
+  std::string chosen_link() const {
+    const auto has_replicas = [](const RowPlan& plan) {
+      return plan.row.left_out.empty() && plan.config.link.text().find("replicate") != std::string::npos;
+    };
+    const auto with = std::ranges::find_if(plans_, has_replicas);
+    return fmt::format(
+        "{} (BYTES_PER_S,SECONDS): the default run's collectives take as long as its step without, {:.0f} ms{}",
+        (with == plans_.end() ? plans_[0] : *with).config.link.text(), alone_ * 1e3,
+        with == plans_.end() ? "" : "; one axis over both is as fast as the slower one");
+  }
+
   std::vector<std::pair<std::string, std::string>> about() const {
     const TrainConfig::Model& m = config_.model;
     const Links& link = plans_[0].config.link;
@@ -258,12 +270,9 @@ class Walk {
                               config_.batch, m.sequence)},
         {"ranks", fmt::format("{} processes, mesh {}, {}", ranks_, plans_[0].config.plan.mesh.text(),
                               name(config_.plan.param_dtype))},
-        {"link", !link.any() ? "none: what this machine's memory gives"
-                 : is_chosen()
-                     ? fmt::format("{} (BYTES_PER_S,SECONDS), within hosts of strategies with replicas eight times "
-                                   "that: the default run's collectives take as long as its step without, {:.0f} ms",
-                                   link.text(), alone_ * 1e3)
-                     : link_},
+        {"link", !link.any()   ? "none: what this machine's memory gives"
+                 : is_chosen() ? chosen_link()
+                               : link_},
         {"prices", prices_.text()},
         {"machine", fmt::format("{}, {} threads", cpu_model(), std::thread::hardware_concurrency())}};
   }
