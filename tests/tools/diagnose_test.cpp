@@ -272,6 +272,7 @@ TEST_F(Diagnose, RanksThatShareTheCpusOfTheirHostLoseNone) {
     written.times.hosts.push_back({.host = "a", .process = rank, .cpus = 2, .online = 2, .threads = 1});
   }
   for (RankHost& host : written.times.hosts) host.cpu = 0.05, host.involuntary_switches = 30;
+  written.add_waits(0, 10e-3);
   EXPECT_TRUE(findings(written).empty());
 }
 
@@ -389,6 +390,14 @@ TEST_F(Diagnose, RefusesWhatIsNoRun) {
   negative.replace(negative.find("\"forward\":-0.0"), 14, "\"forward\":-9.0");
   expect_refused(negative, {"line 2", "\"forward\" is -9"});
   expect_error([] { read_run("/nowhere/run.jsonl"); }, {"/nowhere/run.jsonl cannot be opened"});
+  std::string bare = good;
+  bare.replace(bare.find("\"run_times\":"), 12, "\"run_times\":[],\"x\":");
+  expect_refused(bare, {"line 24", "\"steps\""});
+  bare = good;
+  bare.replace(bare.find("\"p50\":"), 6, "\"q50\":");
+  expect_refused(bare, {"line 24", "\"p50\""});
+  bare.replace(bare.find("\"step_seconds\":{"), 16, "\"step_second\":{");
+  expect_refused(bare, {"line 24", "step_seconds"});
   const std::string trace = dir_.write("trace.json", "{\"traceEvents\":[{\"ph\":");
   expect_error([&] { read_trace(trace); }, {"--trace", "cut off"});
 }

@@ -11,7 +11,9 @@ namespace {
 
 constexpr double kMinorFault = 0.5e-6, kMajorFault = 100e-6;   // seconds: the kernel clears a page; a disk reads one
 constexpr double kEagerCall = 1.5e-6, kReplayedCall = 0.5e-6;  // of the host, beside a call's work
+constexpr double kRecordedCall = 30e-6;                        // with the passes over the recording
 constexpr double kSharedMemory = 4e9;                          // bytes/s between ranks of a host
+constexpr double kManyTimes = 4;                               // a link that is so much slower than shared memory
 constexpr double kManyEvaluations = 0.25;                      // share of a run that nobody wants to evaluate for
 
 std::string ms(double seconds) { return fmt::format("{:.2f} ms", 1e3 * seconds); }
@@ -35,17 +37,19 @@ const std::vector<RankHost>& hosts_of(const RunCase& facts) {
   return times ? times->hosts : kNone;
 }
 
-/// Seconds of a step that ranks of one host use CPUs for at most: evaluations, saves and waits for links are none of
-/// it.
-double busy_seconds(const RunCase& facts) { return facts.shares.at(Share::compute) + facts.shares.at(Share::data); }
+/// Seconds of a step in which rank 0's thread computes, and so wants a CPU.
+double busy_seconds(const RunCase& facts) { return facts.shares.at(Share::compute); }
 
-// The rank that all collectives wait for. Its own lines show no waits, so its lateness counts where that is more.
+// The rank that all collectives wait for. If that is rank 0, its lines show no waits, and its lateness has to do: it
+// counts too much, as what is late for one collective may be for the next.
 void find_slow_rank(const RunCase& facts, std::vector<Finding>& findings) {
   const auto& times = facts.last().metrics.times;
   if (!times || times->stragglers.empty() || times->steps.count == 0) return;
   const RankLateness& late = times->ranks[static_cast<std::size_t>(times->stragglers.front())];
   const double calls = static_cast<double>(late.calls) / static_cast<double>(times->steps.count);
-  const double lost = std::min(std::max(facts.shares.at(Share::skew), calls * late.median_seconds), 0.9 * facts.step());
+  const double skew = facts.shares.at(Share::skew);
+  const double lost = late.rank == 0 ? std::min(calls * late.median_seconds, 0.9 * facts.step()) : skew;
+  if (lost < kWeight * facts.step()) return;
   Finding finding{
       .id = "slow_rank",
       .seconds = lost,
@@ -94,7 +98,10 @@ void find_few_cpus(const RunCase& facts, std::vector<Finding>& findings) {
     const double ranks_miss = std::max(0.0, busy_seconds(facts) * std::min(wanted, cpus) - sum(hosts, &RankHost::cpu));
     const bool is_one_late = !facts.last().metrics.times->stragglers.empty();
     finding.seconds = std::max(missed, is_one_late ? 0 : facts.shares.at(Share::skew));
-    const bool is_taken = most(hosts, &RankHost::involuntary_switches) >= 1 && ranks_miss > 2 * kWeight * step;
+    const bool share_cpus = sum(hosts, &RankHost::threads) > cpus;  // then they take them from one another
+    const bool is_uneven = !is_one_late && !share_cpus && facts.shares.at(Share::skew) > kWeight * step;
+    const bool is_taken =
+        most(hosts, &RankHost::involuntary_switches) >= 1 && (is_uneven || ranks_miss > 2 * kWeight * step);
     if (!is_taken) return;
     finding.evidence.push_back(
         {fmt::format("ranks had {} of CPUs in a step of {} busy on {:.0f} CPUs, and lost them {:.1f} times",
@@ -178,7 +185,7 @@ void find_eager_fallback(const RunCase& facts, std::vector<Finding>& findings) {
   const double steps = num_eager + num_replayed;
   const bool can_compare = num_replayed > 0;
   const double each = can_compare ? eager / num_eager - replayed / num_replayed
-                                  : static_cast<double>(facts.priced.calls()) * (kEagerCall - kReplayedCall);
+                                  : static_cast<double>(facts.priced.calls()) * (kRecordedCall - kReplayedCall);
   const double lost = std::max(0.0, each) * num_eager / steps;
   if (lost < kWeight * facts.step() && num_eager < 0.5 * steps) return;
   const auto& [why, times] = *std::ranges::max_element(reasons, {}, [](const auto& r) { return r.second.first; });
@@ -214,8 +221,9 @@ void find_host_bound(const RunCase& facts, std::vector<Finding>& findings) {
 
 // What of the transfers a usual link would take away, beyond what settings do.
 void find_slow_link(const RunCase& facts, std::vector<Finding>& findings) {
-  const double measured = facts.priced.bytes_per_second();
-  if (measured <= 0 || measured > kSharedMemory / 4 || facts.shares.transfers() < kWeight * facts.step()) return;
+  if (facts.priced.times_slower() < kManyTimes || facts.shares.transfers() < kWeight * facts.step()) return;
+  const auto lacks_cpus = [&](const Finding& f) { return f.id == "few_cpus" && f.seconds > facts.shares.transfers(); };
+  if (std::ranges::any_of(findings, lacks_cpus)) return;  // without them transfers take long as well
   double by_settings = 0;
   for (const Finding& finding : findings)
     if (finding.is_simulated && finding.id != "small_batch" && finding.id != "needless_recompute" &&
@@ -235,9 +243,9 @@ void find_slow_link(const RunCase& facts, std::vector<Finding>& findings) {
   findings.push_back(
       {.id = "slow_link",
        .seconds = lost,
-       .evidence = {{fmt::format("gathers move {:.3g} GB/s of what a rank sends; memory that ranks share "
-                                 "has some {:.0f}",
-                                 1e-9 * measured, 1e-9 * kSharedMemory),
+       .evidence = {{fmt::format("gathers move {:.3g} GB/s of what a rank sends, and take {:.0f} times as long as in "
+                                 "memory that ranks share",
+                                 1e-9 * facts.priced.bytes_per_second(), facts.priced.times_slower()),
                      facts.last().line},
                     {fmt::format("exposed transfers take {}", ms(facts.shares.transfers())), 0}},
        .command = command,

@@ -70,7 +70,7 @@ void PricedRun::price_links(const RunFile& run) {
   for (const UnitTime& unit : times->units) units[unit.unit] = &unit;
   const Timeline& step = now_.forecast.step;
   std::map<std::pair<int, int>, std::map<double, Transfers>> measured;  // by movement and ranks, then bytes
-  double bytes = 0, seconds = 0;
+  double bytes = 0, seconds = 0, usual = 0;
   for (const Timeline::Item& item : step.items) {
     const auto unit = units.find(step.text(item.subject));
     if (item.group == Timeline::kNone || unit == units.end()) continue;
@@ -85,6 +85,7 @@ void PricedRun::price_links(const RunFile& run) {
     if (!gathers) continue;
     bytes += wire_bytes(item.movement, ranks, item.bytes);
     seconds += each;
+    usual += LinkPrice().seconds(item.movement, ranks, item.bytes);
   }
   for (const auto& [key, by_bytes] : measured) {
     auto& curve = fabric.curves[static_cast<std::size_t>(key.first)];
@@ -92,6 +93,7 @@ void PricedRun::price_links(const RunFile& run) {
     curve.insert(curve.end(), more.begin(), more.end());
   }
   if (seconds > 0) fabric.link.bytes_per_second = bytes_per_second_ = bytes / seconds;
+  if (usual > 0) times_slower_ = seconds / usual;
 }
 
 PricedRun::PricedRun(const RunFile& run, const Shares& shares, const TraceFile* trace, const std::string& device_model)

@@ -30,6 +30,8 @@ class PricedRun {
   double gain_on_link(double bytes_per_second) const;
   /// Bandwidth of gathers as units have shown it; 0 without.
   double bytes_per_second() const { return bytes_per_second_; }
+  /// How many times longer gathers take than on processes that share memory (LinkPrice); 0 without.
+  double times_slower() const { return times_slower_; }
   /// Calls of rows in a step.
   std::int64_t calls() const { return static_cast<std::int64_t>(now_.forecast.step.calls.size()); }
   /// Seconds that the simulator makes of compute and transfers, and that the run has measured.
@@ -44,7 +46,7 @@ class PricedRun {
 
   plan::PlannedFor planned_{};
   plan::Option now_{};
-  double measured_ = 0, bytes_per_second_ = 0;
+  double measured_ = 0, bytes_per_second_ = 0, times_slower_ = 0;
   std::int64_t memory_ = 0;  // of a rank
 };
 

@@ -49,7 +49,7 @@ std::string to_text(const Diagnosis& d) {
   const RunFile& run = d.run;
   const double step = d.shares.total();
   std::string text = fmt::format(
-      "{}: {} settled steps of {} tokens on {} rank{}, {} each with what lies between them, "
+      "{}: {} settled steps of {:.0f} tokens on {} rank{}, {} each with what lies between them, "
       "{:.0f} tokens/s\n{}",
       run.path, run.settled.size(), run.tokens(), run.ranks, run.ranks == 1 ? "" : "s", in_ms(step),
       run.tokens() / step, shares_text(d.shares));

@@ -42,6 +42,11 @@ class Line {
   std::int64_t count(const json& object, const char* key) const {
     return static_cast<std::int64_t>(number(object, key));
   }
+  const json& object(const json& outer, const char* key) const {
+    const auto found = outer.find(key);
+    if (found == outer.end() || !found->is_object()) fail_here("\"{}\" should be an object", key);
+    return *found;
+  }
   const json& list(const json& object, const char* key) const {
     const auto found = object.is_object() ? object.find(key) : object.end();
     if (found == object.end() || !found->is_array()) fail_here("\"{}\" should be a list", key);
@@ -68,7 +73,7 @@ UnitTime::Part read_part(const Line& line, const json& unit, const char* key) {
 RunTimes read_times(const Line& line, const json& object) {
   RunTimes times;
   times.steps.count = line.count(object, "steps");
-  const json& steps = object.at("step_seconds");
+  const json& steps = line.object(object, "step_seconds");
   times.steps.p50 = line.number(steps, "p50");
   times.steps.mad = line.number(steps, "mad");
   for (const json& rank : line.list(object, "ranks"))
