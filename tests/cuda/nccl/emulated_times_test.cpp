@@ -52,9 +52,11 @@ TEST_F(FakeTimes, TheRankThatComesFirstKnowsItsSkew) {
       const double skew = rank.waited_skew_seconds - before;
       EXPECT_LE(skew, rank.waited_seconds);
       const double all = kCalls * std::chrono::duration<double>(kLate).count();
-      if (host->rank() == 0) EXPECT_GE(skew, all / 4) << (is_staged ? "staged" : "nccl");
-      else if (!is_staged)
-        EXPECT_LE(skew, all / 8);  // staged, the other rank's queue may have no core and be late, too
+      if (host->rank() == 0) {
+        EXPECT_GE(skew, all / 4) << (is_staged ? "staged" : "nccl");
+      } else if (!is_staged) {  // there the other rank's queue may have no core and be late, too
+        EXPECT_LE(skew, all / 8);
+      }
     });
 }
 
