@@ -43,9 +43,10 @@ StepLog::~StepLog() { step_clock().count_waits_by({}); }
 
 void StepLog::begin() {
   if (num_begun_ == 0) counted_ = step_clock().seconds();
+  const bool is_beside_another = num_begun_ > num_arrived_;
   if (num_begun_++ == kSettlingSteps) clock_.start();
   memory_.reset_peaks();
-  begun_ = {counts_with_subgroups(group_), comm_times(group_), clock_.has_started()};
+  begun_ = {counts_with_subgroups(group_), comm_times(group_), clock_.has_started(), is_beside_another};
 }
 
 void StepLog::end(const StepMetrics& known, const TrainStep::Result& out) {
@@ -60,12 +61,16 @@ void StepLog::end(const StepMetrics& known, const TrainStep::Result& out) {
   else reads_.push({out.loss, out.grad_norm}, use);
 }
 
-// A step has the time since the one before was done, of its evaluation and save too.
+// A step has the time since the one before was done, of its evaluation and save too; where it was issued while that one
+// ran, it has also waited for what has been counted since.
 void StepLog::arrived(StepMetrics metrics, const Begun& begun, std::span<const double> values) {
   const StepSeconds now = step_clock().seconds();
   for (const std::size_t p : indices(now)) metrics.seconds[p] = now[p] - counted_[p];
   counted_ = now;
-  const CommTimes comm = comm_times(group_) - begun.times;
+  const CommTimes times = comm_times(group_);
+  const CommTimes comm = times - (begun.is_beside_another ? arrived_times_ : begun.times);
+  arrived_times_ = times;
+  ++num_arrived_;
   metrics.loss = values[0];
   metrics.grad_norm = values[1];
   if (values.size() > 2) {

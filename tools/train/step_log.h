@@ -76,6 +76,7 @@ class StepLog {
     CommCounts counts{};
     CommTimes times{};
     bool is_settled = false;
+    bool is_beside_another = false;  ///< the step before had not arrived
   };
   void report_done();
   void arrived(StepMetrics metrics, const Begun& begun, std::span<const double> values);
@@ -93,7 +94,9 @@ class StepLog {
   RunClock clock_;
   const double seconds_at_peak_;
   std::int64_t num_begun_ = 0;
-  StepSeconds counted_{};  // that lines have
+  std::int64_t num_arrived_ = 0;
+  StepSeconds counted_{};    // that lines have
+  CommTimes arrived_times_;  // at the last arrival
   HostReads reads_;
   std::deque<StepMetrics> done_;  // arrived, not reported
 };

@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 
 #include "runtime/comm/group/agree.h"
+#include "runtime/exec/device_times.h"
 #include "runtime/exec/trace_json.h"
 #include "runtime/tensor/error.h"
 #include "tools/train/output_file.h"
@@ -73,6 +74,12 @@ Trace* StepTrace::trace_of(std::int64_t step) {
 void StepTrace::after(std::int64_t step) {
   if (!trace_ || step != range_.last) return;
   const std::unique_ptr<Trace> trace = std::move(trace_);
+  {
+    const Trace::Recording recording(*trace);
+    RankContext& context = RankContext::current();
+    for (const auto& device : context.devices()) device->synchronize();  // what the steps have left there
+    collect_device_times();
+  }
   const std::vector<std::string> texts = gather_text(group_, trace_events(*trace, group_.rank()));
   std::int64_t dropped = 0;
   for (const std::string& text : gather_text(group_, std::to_string(trace->dropped()))) dropped += std::stoll(text);
