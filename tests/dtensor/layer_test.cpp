@@ -27,7 +27,9 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 
-Tensor values(const Shape& shape, std::string_view what) { return random_normal(shape, random_key(3, what, "test")); }
+Tensor drawn_values(const Shape& shape, std::string_view what) {
+  return random_normal(shape, random_key(3, what, "test"));
+}
 
 Metas infer_twice(const InferCall& call) {
   Metas metas;
@@ -52,7 +54,7 @@ TEST(DistLayer, F147_ARowWithoutRuleIsRefusedAndOneOfTheUsersOwnWorks) {
   const auto on_ranks = [](const auto& body) {
     run_ranks(2, [&](const Group& group) {
       const DeviceMesh mesh(group);
-      body(distribute(values({4, 4}, "a"), mesh, Shard(0)), group->rank());
+      body(distribute(drawn_values({4, 4}, "a"), mesh, Shard(0)), group->rank());
     });
   };
   add_users_rows();
@@ -67,7 +69,7 @@ TEST(DistLayer, F147_ARowWithoutRuleIsRefusedAndOneOfTheUsersOwnWorks) {
     const StrictCommunication strict;
     const Tensor doubled = call(kUsersRow, {}, rows);
     EXPECT_EQ(describe(doubled), "f32[4,4]{0: dp}");
-    EXPECT_TRUE(same_bits(full_tensor(doubled), mul(values({4, 4}, "a"), 2)));
+    EXPECT_TRUE(same_bits(full_tensor(doubled), mul(drawn_values({4, 4}, "a"), 2)));
   });
 }
 
@@ -76,7 +78,7 @@ TEST(DistLayer, F146_AmbiguousPlainTensorsAreRefused) {
   for (int ranks : {1, 2, 3})
     run_ranks(ranks, [](const Group& group) {
       const DeviceMesh mesh(group);
-      const Tensor plain = values({4, 4}, "b"), rows = distribute(values({4, 4}, "a"), mesh, Shard(0));
+      const Tensor plain = drawn_values({4, 4}, "b"), rows = distribute(drawn_values({4, 4}, "a"), mesh, Shard(0));
       expect_error([&] { matmul(plain, rows); },
                    {"matmul", "input 0", "plain tensor f32[4,4]", "distribute()", "from_local()", "f32[4,4]{0: dp}",
                     "ImplicitReplication scope around forward and backward()"});
@@ -84,11 +86,11 @@ TEST(DistLayer, F146_AmbiguousPlainTensorsAreRefused) {
       expect_error([&] { fill_into(rows, 0); }, {"f32[4,4]{0: dp}", "local()"});
       Slot weight("weight", /*requires_grad=*/true);
       weight.set(plain);
-      EXPECT_TRUE(same_bits(full_tensor(mul(rows, plain)), mul(values({4, 4}, "a"), plain)));
+      EXPECT_TRUE(same_bits(full_tensor(mul(rows, plain)), mul(drawn_values({4, 4}, "a"), plain)));
       expect_error([&] { mul(rows, weight.value()); },  // also where the plan of a tensor without gradient is known
                    {"mul", "input 1", "plain tensor f32[4,4]", "a gradient flows to it", "ImplicitReplication"});
       const Tensor two = mul(rows, Tensor::scalar(2));  // one number is the same on all ranks
-      EXPECT_TRUE(same_bits(full_tensor(two), mul(values({4, 4}, "a"), 2)));
+      EXPECT_TRUE(same_bits(full_tensor(two), mul(drawn_values({4, 4}, "a"), 2)));
     });
 }
 
@@ -98,8 +100,8 @@ TEST(DistLayer, F146_TheScopeCoversForwardAndBackward) {
     run_ranks(ranks, [](const Group& group) {
       const DeviceMesh mesh(group);
       Slot x("x", /*requires_grad=*/true), weight("weight", /*requires_grad=*/true);
-      x.set(distribute(values({4, 4}, "a"), mesh, Shard(0)));
-      weight.set(values({4, 4}, "b"));
+      x.set(distribute(drawn_values({4, 4}, "a"), mesh, Shard(0)));
+      weight.set(drawn_values({4, 4}, "b"));
       const auto forward = [&] { return sum(square(matmul(x.value(), weight.value()))); };
       Tensor loss;
       {
@@ -108,8 +110,8 @@ TEST(DistLayer, F146_TheScopeCoversForwardAndBackward) {
         backward(loss);
       }
       Slot one_rank("x", true);
-      one_rank.set(values({4, 4}, "a"));
-      backward(sum(square(matmul(one_rank.value(), values({4, 4}, "b")))));
+      one_rank.set(drawn_values({4, 4}, "a"));
+      backward(sum(square(matmul(one_rank.value(), drawn_values({4, 4}, "b")))));
       EXPECT_TRUE(near(full_tensor(x.grad()), one_rank.grad()));
       {
         const ImplicitReplication implicit;
@@ -126,7 +128,7 @@ TEST(DistLayer, F146_PlainTargetsIdsAndMasksCountAsReplicated) {
   const auto losses = [](const Tensor& x, const Tensor& table) {
     const Tensor classes = Tensor::from<std::int64_t>({1, 0, 6, -100, 3}, {5});
     const Tensor ids = Tensor::from<std::int32_t>({2, 0, 4, 4, 1}, {5});
-    const Tensor numbers = values({5, 7}, "y"), mask = less(values({5, 7}, "mask"), Tensor::scalar(0));
+    const Tensor numbers = drawn_values({5, 7}, "y"), mask = less(drawn_values({5, 7}, "mask"), Tensor::scalar(0));
     const Tensor looked_up = embedding(table, ids);
     return cross_entropy(x, classes) + mean(square(x - numbers)) + sum(where(mask, x * x, looked_up * looked_up)) +
            sum(gather(x, 1, Tensor::from<std::int64_t>({3, 1, 2, 0, 6}, {5, 1})));
@@ -136,8 +138,8 @@ TEST(DistLayer, F146_PlainTargetsIdsAndMasksCountAsReplicated) {
       const DeviceMesh mesh(group, "tp");
       for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
         Slot x("x", true), table("table", true), x1("x", true), table1("table", true);
-        x1.set(values({5, 7}, "x"));
-        table1.set(values({5, 7}, "table"));
+        x1.set(drawn_values({5, 7}, "x"));
+        table1.set(drawn_values({5, 7}, "table"));
         x.set(distribute(x1.value().detach(), mesh, p));
         table.set(distribute(table1.value().detach(), mesh, p));
         const Tensor loss = losses(x.value(), table.value()), loss1 = losses(x1.value(), table1.value());
@@ -154,13 +156,13 @@ TEST(DistLayer, F146_PlainTargetsIdsAndMasksCountAsReplicated) {
 TEST(DistLayer, F146_TargetsOfTheLocalBatchAreRefusedByShape) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
-    const Tensor logits = distribute(values({4, 7}, "x"), mesh, Shard(0));
+    const Tensor logits = distribute(drawn_values({4, 7}, "x"), mesh, Shard(0));
     const Tensor whole = Tensor::from<std::int64_t>({1, 0, 6, 3}, {4}), part = narrow(whole, 0, 2 * group->rank(), 2);
     expect_error([&] { cross_entropy(logits, part); },
                  {"cross_entropy", "input 1", "plain tensor i64[2]", "this rank's part", "from_local()"});
-    expect_error([&] { logits - values({2, 7}, "y"); },
+    expect_error([&] { logits - drawn_values({2, 7}, "y"); },
                  {"sub", "input 1", "plain tensor f32[2,7]", "this rank's part", "from_local()"});
-    const Tensor expected = cross_entropy(values({4, 7}, "x"), whole);
+    const Tensor expected = cross_entropy(drawn_values({4, 7}, "x"), whole);
     EXPECT_TRUE(near(full_tensor(cross_entropy(logits, from_local(part, mesh, {Shard(0)}))), expected));
     EXPECT_TRUE(near(full_tensor(cross_entropy(logits, whole)), expected)) << "the whole batch fits";
   });
@@ -171,17 +173,18 @@ TEST(DistLayer, F146_APlainTensorThatMayBeAPartOrBroadcastIsRefused) {
   for (const auto& [ranks, size] : {std::pair<int, std::int64_t>(2, 2), {2, 3}, {3, 3}})
     run_ranks(ranks, [size = size](const Group& group) {
       const DeviceMesh mesh(group);
-      const Tensor x = distribute(values({size, 4}, "x"), mesh, Shard(0)), row = values({1, 4}, "y");
+      const Tensor x = distribute(drawn_values({size, 4}, "x"), mesh, Shard(0)), row = drawn_values({1, 4}, "y");
       expect_error([&] { x - row; }, {"sub", "input 1", "plain tensor f32[1,4]", "one element along dim 0", "input 0",
                                       "a rank's part", "from_local()", "ImplicitReplication"});
-      EXPECT_TRUE(same_bits(full_tensor(x - values({4}, "y")), values({size, 4}, "x") - values({4}, "y")));
+      EXPECT_TRUE(
+          same_bits(full_tensor(x - drawn_values({4}, "y")), drawn_values({size, 4}, "x") - drawn_values({4}, "y")));
       const ImplicitReplication implicit;
-      EXPECT_TRUE(same_bits(full_tensor(x - row), values({size, 4}, "x") - row));
+      EXPECT_TRUE(same_bits(full_tensor(x - row), drawn_values({size, 4}, "x") - row));
     });
   run_ranks(2, [](const Group& group) {  // no rank holds one row of six
     const DeviceMesh mesh(group);
-    const Tensor x = distribute(values({6, 4}, "x"), mesh, Shard(0)), row = values({1, 4}, "y");
-    EXPECT_TRUE(same_bits(full_tensor(x - row), values({6, 4}, "x") - row));
+    const Tensor x = distribute(drawn_values({6, 4}, "x"), mesh, Shard(0)), row = drawn_values({1, 4}, "y");
+    EXPECT_TRUE(same_bits(full_tensor(x - row), drawn_values({6, 4}, "x") - row));
   });
 }
 
@@ -193,8 +196,9 @@ TEST(DistLayer, F146_AnIndexThatMayBeOfAPartIsRefused) {
        {std::tuple<int, std::int64_t, std::int64_t>(2, 4, 2), {2, 2, 1}, {2, 3, 2}, {2, 3, 1}, {3, 4, 2}})
     run_ranks(ranks, [=, size = size, part = part](const Group& group) {
       const DeviceMesh mesh(group);
-      const Tensor whole = values({size, 4}, "x"), x = distribute(whole, mesh, Shard(0)), index = ones_of({part, 1}),
-                   source = values({part, 1}, "y"), terms = distribute(source, mesh, Replicate());
+      const Tensor whole = drawn_values({size, 4}, "x"), x = distribute(whole, mesh, Shard(0)),
+                   index = ones_of({part, 1}), source = drawn_values({part, 1}, "y"),
+                   terms = distribute(source, mesh, Replicate());
       const auto refused = [&](std::string_view row, const auto& fn) {
         expect_error(fn, {row, "input 1", fmt::format("plain tensor i64[{},1]", part), "along dim 0", "{0: dp}",
                           "a rank's part", "from_local()", "ImplicitReplication scope around forward and backward()"});
@@ -209,7 +213,7 @@ TEST(DistLayer, F146_AnIndexThatMayBeOfAPartIsRefused) {
   // An index may have any length along the dim that is picked from, and along one that is not sharded.
   run_ranks(2, [&](const Group& group) {
     const DeviceMesh mesh(group);
-    const Tensor whole = values({6, 4}, "x"), rows = distribute(whole, mesh, Shard(0)),
+    const Tensor whole = drawn_values({6, 4}, "x"), rows = distribute(whole, mesh, Shard(0)),
                  columns = distribute(whole, mesh, Shard(1));
     for (const Shape& shape : {Shape{6, 1}, Shape{2, 1}, Shape{5, 4}})  // a rank has three rows
       EXPECT_TRUE(same_bits(full_tensor(gather(rows, 1, ones_of(shape))), gather(whole, 1, ones_of(shape))));
@@ -221,13 +225,14 @@ TEST(DistLayer, F146_AnIndexThatMayBeOfAPartIsRefused) {
 TEST(DistLayer, TensorsOfTwoMeshesDoNotMix) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh dp(group, "dp"), tp(group, "tp");
-    const Tensor a = distribute(values({4, 4}, "a"), dp, Shard(0)), b = distribute(values({4, 4}, "b"), tp, Shard(0));
+    const Tensor a = distribute(drawn_values({4, 4}, "a"), dp, Shard(0)),
+                 b = distribute(drawn_values({4, 4}, "b"), tp, Shard(0));
     expect_error([&] { add(a, b); }, {"add", "different meshes", "mesh(dp=2)", "mesh(tp=2)"});
   });
   run_ranks(4, [](const Group& group) {  // a slice is a mesh of its own
     const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
-    const Tensor a = distribute(values({4, 4}, "a"), mesh, {Replicate(), Shard(0)}),
-                 b = distribute(values({4, 4}, "b"), mesh["tp"], Shard(0));
+    const Tensor a = distribute(drawn_values({4, 4}, "a"), mesh, {Replicate(), Shard(0)}),
+                 b = distribute(drawn_values({4, 4}, "b"), mesh["tp"], Shard(0));
     expect_error([&] { add(a, b); }, {"add", "different meshes", "mesh(dp=2,tp=2)", "mesh(tp=2)"});
   });
 }
@@ -237,9 +242,9 @@ TEST(DistLayer, AMistakeOfOneRankIsNamedOnTheOthers) {
   std::string errors[2];
   const auto train = [&](const Group& group) {
     const DeviceMesh mesh(group);
-    const Tensor rows = distribute(values({4, 4}, "a"), mesh, Shard(0));
+    const Tensor rows = distribute(drawn_values({4, 4}, "a"), mesh, Shard(0));
     try {
-      const Tensor factor = group->rank() == 1 ? values({4, 4}, "b") : rows;
+      const Tensor factor = group->rank() == 1 ? drawn_values({4, 4}, "b") : rows;
       full_tensor(sum(matmul(rows, factor))).item<float>();
     } catch (const Error& error) {
       errors[group->rank()] = error.what();
@@ -254,8 +259,8 @@ TEST(DistLayer, AMistakeOfOneRankIsNamedOnTheOthers) {
 TEST(DistLayer, ShapeErrorsComeBeforeCommunicationOnEveryRank) {
   run_ranks(3, [](const Group& group) {
     const DeviceMesh mesh(group);
-    const Tensor a = distribute(values({5, 4}, "a"), mesh, Shard(1)),
-                 b = distribute(values({5, 4}, "b"), mesh, Shard(0));
+    const Tensor a = distribute(drawn_values({5, 4}, "a"), mesh, Shard(1)),
+                 b = distribute(drawn_values({5, 4}, "b"), mesh, Shard(0));
     const CommCounts before = group->host().counts();
     expect_error([&] { matmul(a, b); }, {"matmul", "inner dimensions differ: 4 and 5", "{1: dp}", "{0: dp}"});
     EXPECT_EQ(group->host().counts().all_gather.calls, before.all_gather.calls);
@@ -265,8 +270,8 @@ TEST(DistLayer, ShapeErrorsComeBeforeCommunicationOnEveryRank) {
 TEST(DistLayer, ErrorsOfInferShowLayouts) {
   run_ranks(3, [](const Group& group) {
     const DeviceMesh mesh(group);
-    const Tensor a = distribute(values({5, 4}, "a"), mesh, Shard(1)),
-                 b = distribute(values({5, 3}, "b"), mesh, Shard(0));
+    const Tensor a = distribute(drawn_values({5, 4}, "a"), mesh, Shard(1)),
+                 b = distribute(drawn_values({5, 3}, "b"), mesh, Shard(0));
     EXPECT_EQ(message_of([&] { cat({a, b}, 0); }),
               "cat of f32[5,4]{1: dp} and f32[5,3]{0: dp} along dim 0: only that dim may differ");
   });
@@ -275,20 +280,20 @@ TEST(DistLayer, ErrorsOfInferShowLayouts) {
 TEST(DistLayer, F149_StrictModeNamesWhatWouldMove) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
-    const Tensor a = distribute(values({4, 4}, "a"), mesh, Shard(0)),
-                 b = distribute(values({4, 4}, "b"), mesh, Shard(1));
+    const Tensor a = distribute(drawn_values({4, 4}, "a"), mesh, Shard(0)),
+                 b = distribute(drawn_values({4, 4}, "b"), mesh, Shard(1));
     const StrictCommunication strict;
     expect_error([&] { add(a, b); }, {"add", "would have to move", "{0: dp}", "{1: dp}", "redistribute()"});
     const StrictCommunication lax(false);
-    EXPECT_TRUE(same_bits(full_tensor(add(a, b)), add(values({4, 4}, "a"), values({4, 4}, "b"))));
+    EXPECT_TRUE(same_bits(full_tensor(add(a, b)), add(drawn_values({4, 4}, "a"), drawn_values({4, 4}, "b"))));
   });
 }
 
 TEST(DistLayer, ImplicitCommunicationIsCountedForTheOpThatNeedsIt) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
-    const Tensor a = distribute(values({4, 4}, "a"), mesh, Shard(0)),
-                 b = distribute(values({4, 4}, "b"), mesh, Shard(1));
+    const Tensor a = distribute(drawn_values({4, 4}, "a"), mesh, Shard(0)),
+                 b = distribute(drawn_values({4, 4}, "b"), mesh, Shard(1));
     CommCounter counter;
     add(a, b);
     EXPECT_EQ(counter.of_op("add").calls, 1);
@@ -302,7 +307,7 @@ TEST(DistLayer, ImplicitCommunicationIsCountedForTheOpThatNeedsIt) {
 TEST(DistLayer, F148_TheSecondCallFindsThePlan) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
-    const Tensor a = distribute(values({4, 4}, "a"), mesh, Shard(0));
+    const Tensor a = distribute(drawn_values({4, 4}, "a"), mesh, Shard(0));
     const Tensor first = mul(a, 3);
     const PlanCounts before = plan_counts();
     const Tensor second = mul(a, 3), other_value = mul(a, 4);
@@ -317,7 +322,7 @@ TEST(DistLayer, PowerSumSeesEachRanksOwnElements) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
       const DeviceMesh mesh(group);
-      const Tensor whole = values({5, 3}, "g");
+      const Tensor whole = drawn_values({5, 3}, "g");
       const Tensor rows = distribute(whole, mesh, Shard(0));
       double expected = 0;
       const Spec::Range own = chunk_range(5, group->size(), group->rank());
@@ -337,7 +342,8 @@ TEST(DistLayer, F76_F145_OptimizerRowsOnShardsEqualThoseOnTheWhole) {
       const auto update = [&](bool sharded) {
         std::vector<Tensor> t;
         for (const char* what : {"p", "m", "v", "g"}) {
-          const Tensor value = what == std::string_view("v") ? square(values({7, 3}, what)) : values({7, 3}, what);
+          const Tensor value =
+              what == std::string_view("v") ? square(drawn_values({7, 3}, what)) : drawn_values({7, 3}, what);
           t.push_back(sharded ? distribute(value, mesh, Shard(0)) : value);
         }
         const std::span<const Tensor> all(t);
@@ -350,7 +356,7 @@ TEST(DistLayer, F76_F145_OptimizerRowsOnShardsEqualThoseOnTheWhole) {
         return t;
       };
       const std::vector<Tensor> whole = update(false), shards = update(true);
-      const Tensor start = values({7, 3}, "p");
+      const Tensor start = drawn_values({7, 3}, "p");
       EXPECT_FALSE(same_bits(whole[0], start));
       for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(same_bits(full_tensor(shards[i]), whole[i])) << i;
     });
@@ -367,7 +373,8 @@ TEST(DistLayer, F145_OneCallUpdatesParametersOfAllLayouts) {
       std::vector<Tensor> lists[4];
       for (std::size_t i = 0; i < layouts.size(); ++i)
         for (std::size_t list = 0; list < 4; ++list) {
-          const Tensor whole = values({5, 3}, fmt::format("{} {}", list, i)), value = list == 2 ? square(whole) : whole;
+          const Tensor whole = drawn_values({5, 3}, fmt::format("{} {}", list, i)),
+                       value = list == 2 ? square(whole) : whole;
           lists[list].push_back(is_spread && layouts[i] ? laid_out(value, layouts[i]) : value);
         }
       const CommCounter counter;
@@ -386,10 +393,12 @@ TEST(DistLayer, F145_OneCallUpdatesParametersOfAllLayouts) {
 TEST(DistLayer, F145_AGradientThatLiesOtherwiseIsRefused) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
-    const auto at = [&](Placement dp, Placement tp) { return laid_out(values({4, 4}, "p"), Spec::of(mesh, {dp, tp})); };
+    const auto at = [&](Placement dp, Placement tp) {
+      return laid_out(drawn_values({4, 4}, "p"), Spec::of(mesh, {dp, tp}));
+    };
     const Tensor param[] = {at(Shard(0), Replicate())}, momentum[] = {at(Shard(0), Replicate())};
     const Tensor one = Tensor::scalar(1);
-    for (const Tensor& wrong : {at(Replicate(), Shard(0)), at(Shard(0), Partial()), values({2, 4}, "p")}) {
+    for (const Tensor& wrong : {at(Replicate(), Shard(0)), at(Shard(0), Partial()), drawn_values({2, 4}, "p")}) {
       const std::string text = "gradient 0 is " + describe(wrong);
       expect_error([&] { sgd_step(param, momentum, {&wrong, 1}, one, one, {.momentum = 0.9}); },
                    {text, "its parameter is f32[4,4]{0: dp}", "redistribute()"});
@@ -405,7 +414,7 @@ TEST(DistLayer, F145_AGradientThatLiesOtherwiseIsRefused) {
 TEST(DistLayer, F129_InPlaceKeepsTheLayout) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
-    const Tensor a = values({4, 6}, "a"), b = values({4, 6}, "b");
+    const Tensor a = drawn_values({4, 6}, "a"), b = drawn_values({4, 6}, "b");
     const Tensor target = distribute(a, mesh, Shard(0));
     {
       const StrictCommunication strict;
@@ -429,7 +438,7 @@ TEST(DistLayer, F129_InPlaceKeepsTheLayout) {
 TEST(DistLayer, AResultLiesAsItIsWantedWherePricesAreEqual) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
-    const Tensor a = values({4, 4}, "a"), b = values({4, 4}, "b");
+    const Tensor a = drawn_values({4, 4}, "a"), b = drawn_values({4, 4}, "b");
     const Tensor rows = laid_out(a, Spec::of(mesh, Shard(0))), columns = laid_out(b, Spec::of(mesh, Shard(1)));
     for (const Tensor* wanted : {&rows, &columns, &rows}) {
       Tensor in[] = {rows, columns};
@@ -444,7 +453,7 @@ TEST(DistLayer, AResultLiesAsItIsWantedWherePricesAreEqual) {
 TEST(DistLayer, AResultIsAddedInPlaceToASumThatLiesAlike) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
-    const Tensor a = values({4, 4}, "a"), b = values({4, 4}, "b"), c = values({4, 4}, "c");
+    const Tensor a = drawn_values({4, 4}, "a"), b = drawn_values({4, 4}, "b"), c = drawn_values({4, 4}, "c");
     const auto at = [&](const Tensor& whole, Placement p) { return laid_out(whole, Spec::of(mesh, p)); };
     const auto product_into = [&](const Tensor& sum) {
       Tensor in[] = {at(a, Shard(0)), at(b, Replicate())};
@@ -462,7 +471,7 @@ TEST(DistLayer, AResultIsAddedInPlaceToASumThatLiesAlike) {
 TEST(DistLayer, F129_NothingIsWrittenIntoTermsButTerms) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
-    const Tensor a = values({4, 6}, "a"), b = values({4, 6}, "b");
+    const Tensor a = drawn_values({4, 6}, "a"), b = drawn_values({4, 6}, "b");
     const auto at = [&](const Tensor& whole, Placement p) { return laid_out(whole, Spec::of(mesh, p)); };
     const Tensor terms = at(a, Partial());
     for (Placement p : {Replicate(), Shard(0), Partial(ReduceKind::max)})
@@ -479,8 +488,8 @@ TEST(DistLayer, F129_NothingIsWrittenIntoTermsButTerms) {
 TEST(DistLayer, F148_ListsFindTheirPlanToo) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
-    const Tensor a = distribute(values({4, 4}, "a"), mesh, Shard(0)),
-                 b = distribute(values({4, 4}, "b"), mesh, Shard(0));
+    const Tensor a = distribute(drawn_values({4, 4}, "a"), mesh, Shard(0)),
+                 b = distribute(drawn_values({4, 4}, "b"), mesh, Shard(0));
     const auto made = [&](const std::vector<Tensor>& list) {
       const std::int64_t before = plan_counts().made;
       stack(list, 0);
@@ -498,7 +507,7 @@ TEST(DistLayer, F148_ListsFindTheirPlanToo) {
 TEST(DistLayer, F148_APlanIsThatOfOneRank) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, "tp"), mirrored(group->subgroup(std::vector{3, 2, 1, 0}), "tp");
-    const Tensor table = values({7, 5}, "table"), ids = Tensor::from<std::int64_t>({6, 0, 3, 5, 2}, {5});
+    const Tensor table = drawn_values({7, 5}, "table"), ids = Tensor::from<std::int64_t>({6, 0, 3, 5, 2}, {5});
     for (const DeviceMesh& m : {mesh, mirrored, mesh}) {
       const Tensor rows = laid_out(table, Spec::of(m, Shard(0))), all = laid_out(ids, Spec::of(m, Replicate()));
       EXPECT_TRUE(same_bits(full_tensor(embedding(rows, all)), embedding(table, ids)));
@@ -516,7 +525,7 @@ TEST(DistLayer, F150_RanksOutsideTheMeshAreRefused) {
     expect_error([&] { group->subgroup(group->rank() == 0 ? std::vector{1} : std::vector{group->rank()}); },
                  {"rank 0 gives the ranks 1", "rank 0 will be in"});
     const DeviceMesh all(group);
-    const Tensor a = values({4, 4}, "a"), rows = distribute(a, all, Shard(0));
+    const Tensor a = drawn_values({4, 4}, "a"), rows = distribute(a, all, Shard(0));
     const Group part = group->subgroup(group->rank() == 0 ? std::vector{0} : std::vector{1, 2});
     if (group->rank() > 0) {
       const DeviceMesh two(part);
@@ -529,7 +538,7 @@ TEST(DistLayer, F150_RanksOutsideTheMeshAreRefused) {
   });
 }
 
-Tensor signs(const Shape& shape, std::string_view what) { return call(op::sign, {}, values(shape, what)); }
+Tensor signs(const Shape& shape, std::string_view what) { return call(op::sign, {}, drawn_values(shape, what)); }
 
 // The gradients of several products for one activation are added up in place, as on one rank: Partial to Partial.
 TEST(DistLayer, GradientsOfOneInputAddUpInPlace) {

@@ -60,19 +60,19 @@ ModelSizes sizes_of(nn::Module& model) {
 }
 
 /// What a rank has seen of its training: three steps, of which the last is settled.
-struct Trained {
+struct TrainedSizes {
   ModelSizes sizes;
   std::vector<StepBytes> steps{};
-  friend bool operator==(const Trained&, const Trained&) = default;
+  friend bool operator==(const TrainedSizes&, const TrainedSizes&) = default;
 };
 
 template <class Model, class Loss>
-Trained train(Model& model, const StrategyCase& c, const Group& group, const Loss& loss) {
+TrainedSizes train(Model& model, const StrategyCase& c, const Group& group, const Loss& loss) {
   shard(model, c.mesh(group), c.policy(), c.policy());
   model.materialize(nn::Seed{5});
   nn::AdamW optimizer(model.parameters());
   Accounting& account = RankContext::current().allocator().accounting();
-  Trained seen{.sizes = sizes_of(model)};
+  TrainedSizes seen{.sizes = sizes_of(model)};
   for (int step = 0; step < 3; ++step) {
     account.reset_peaks();
     StepBytes& bytes = seen.steps.emplace_back();
@@ -92,7 +92,7 @@ Trained train(Model& model, const StrategyCase& c, const Group& group, const Los
 
 const std::vector<std::int64_t> kDivided{64, 96, 128, 96, 64, 48};  // four shards divide all rows
 
-Trained train_net(const Group& group, const StrategyCase& c) {
+TrainedSizes train_net(const Group& group, const StrategyCase& c) {
   Net net(kDivided);
   return train(net, c, group, [&] { return sum(net(batch_of(2, kDivided[0], 0, "x"))); });
 }
@@ -128,7 +128,7 @@ void expect_within(const Held& seen, const Held& formulas, const char* when) {
 }
 
 // The root's full parameters stay from forward to backward under any strategy: backward needs them first.
-void expect_formulas(const StrategyCase& c, const Trained& seen) {
+void expect_formulas(const StrategyCase& c, const TrainedSizes& seen) {
   const StrategyRow& row = *c.row;
   const ModelSizes& sizes = seen.sizes;
   const std::int64_t n = sizes.elements, whole = c.gathers() ? c.full_bytes() * n : 0;
@@ -163,7 +163,7 @@ void expect_formulas(const StrategyCase& c, const Trained& seen) {
   }
 }
 
-void expect_same(const Trained& seen, const Trained& expected) {
+void expect_same(const TrainedSizes& seen, const TrainedSizes& expected) {
   EXPECT_EQ(seen.sizes, expected.sizes);
   ASSERT_EQ(seen.steps.size(), expected.steps.size());
   for (std::size_t i = 0; i < seen.steps.size(); ++i) {
@@ -176,11 +176,11 @@ void expect_same(const Trained& seen, const Trained& expected) {
 
 TEST(Strategies, F39_F40_F41_BytesAreThoseOfTheFormulasOnEveryRun) {
   for (const StrategyCase& c : strategy_cases()) {
-    const std::vector<Trained> ghosts = on_ghosts(c, [&](const Group& group) { return train_net(group, c); });
+    const std::vector<TrainedSizes> ghosts = on_ghosts(c, [&](const Group& group) { return train_net(group, c); });
     for (int run = 0; run < 2; ++run)
       run_ranks(c.ranks(), [&](const Group& group) {
         SCOPED_TRACE(c.text());
-        const Trained seen = train_net(group, c);
+        const TrainedSizes seen = train_net(group, c);
         expect_formulas(c, seen);
         expect_same(seen, ghosts[static_cast<std::size_t>(group->rank())]);
       });
@@ -190,10 +190,10 @@ TEST(Strategies, F39_F40_F41_BytesAreThoseOfTheFormulasOnEveryRun) {
 TEST(Strategies, F39_F40_F41_BytesAreThoseOfTheFormulasWithProcesses) {
   for (const StrategyCase& c : strategy_cases()) {
     if (c.ranks() > 2 && c.replicas == 1) continue;
-    const std::vector<Trained> ghosts = on_ghosts(c, [&](const Group& group) { return train_net(group, c); });
+    const std::vector<TrainedSizes> ghosts = on_ghosts(c, [&](const Group& group) { return train_net(group, c); });
     run_processes(c.ranks(), [&](const Group& group) {
       SCOPED_TRACE(c.text());
-      const Trained seen = train_net(group, c);
+      const TrainedSizes seen = train_net(group, c);
       expect_formulas(c, seen);
       expect_same(seen, ghosts[static_cast<std::size_t>(group->rank())]);
     });
@@ -215,7 +215,7 @@ TEST(Strategies, F41_SevenBillionParametersOn16Ranks) {
     set_world_group(make_ghost_group(13, c.ranks()));
     const auto model = nn::make_language_model(llama);
     const Tensor ids = Tensor::from<std::int32_t>(std::vector<std::int32_t>(8, 1), {1, 8});
-    const Trained seen = train(*model, c, world_group(), [&] { return (*model)(ids, ids); });
+    const TrainedSizes seen = train(*model, c, world_group(), [&] { return (*model)(ids, ids); });
     expect_formulas(c, seen);
     const StepBytes& last = seen.steps.back();
     const Held& most = last.after_backward;

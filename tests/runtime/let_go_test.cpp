@@ -13,11 +13,13 @@
 namespace sherd::testing {
 namespace {
 
-HostQueue& queue(std::string_view name = "save") { return static_cast<HostQueue&>(RankContext::current().queue(name)); }
+HostQueue& save_queue(std::string_view name = "save") {
+  return static_cast<HostQueue&>(RankContext::current().queue(name));
+}
 
-Tensor buffer() { return zeros({4}); }
+Tensor four_zeros() { return zeros({4}); }
 
-float* address(const Tensor& t) { return reinterpret_cast<float*>(t.storage()->address()); }
+float* floats_of(const Tensor& t) { return reinterpret_cast<float*>(t.storage()->address()); }
 
 void submit(HostQueue& to, std::vector<Loan> loans, std::function<void()> run) {
   to.submit({.name = "work", .run = std::move(run), .loans = loans});
@@ -27,21 +29,22 @@ void submit(HostQueue& to, std::vector<Loan> loans, std::function<void()> run) {
 // once.
 TEST(LetGo, WorkThatLetsGoOfWhatItReadsIsNotWaitedFor) {
   RankScope scope;
-  const Tensor x = buffer(), y = buffer(), z = buffer();
+  const Tensor x = four_zeros(), y = four_zeros(), z = four_zeros();
   std::vector<std::uint64_t> let_go;
   Gate gate;
   const std::vector<Loan> loans{{x.storage(), false}, {y.storage(), false}, {z.storage(), false}};
-  const Event event = queue().submit({.name = "work", .run = gate.then(), .loans = loans}, [&](const Storage& storage) {
-    let_go.push_back(storage.id());
-    return true;
-  });
+  const Event event =
+      save_queue().submit({.name = "work", .run = gate.then(), .loans = loans}, [&](const Storage& storage) {
+        let_go.push_back(storage.id());
+        return true;
+      });
   gate.await_entered();
   (void)x.data<float>();
   EXPECT_TRUE(let_go.empty()) << "readers take nothing away";
   fill_into(x, 1);
   fill_into(x, 2);
   EXPECT_EQ(let_go, (std::vector{x.storage()->id()}));
-  submit(queue("reduce"), {{y.storage(), true}}, [p = address(y)] { p[0] = 4; });
+  submit(save_queue("reduce"), {{y.storage(), true}}, [p = floats_of(y)] { p[0] = 4; });
   EXPECT_EQ(y.data<float>()[0], 4);
   EXPECT_EQ(let_go, (std::vector{x.storage()->id(), y.storage()->id()}));
   EXPECT_FALSE(event.is_reached());
@@ -54,12 +57,12 @@ TEST(LetGo, WorkThatLetsGoOfWhatItReadsIsNotWaitedFor) {
 // An earlier item of the queue reads as well, and cannot do without: it is waited for.
 TEST(LetGo, AnEarlierReaderThatDoesNotLetGoIsWaitedFor) {
   RankScope scope;
-  const Tensor x = buffer();
+  const Tensor x = four_zeros();
   std::atomic<bool> is_read = false;
   Gate gate;
-  submit(queue(), {{x.storage(), false}}, gate.then([&] { is_read = true; }));
+  submit(save_queue(), {{x.storage(), false}}, gate.then([&] { is_read = true; }));
   const std::vector<Loan> loans{{x.storage(), false}};
-  queue().submit({.name = "work", .run = [] {}, .loans = loans}, [](const Storage&) { return true; });
+  save_queue().submit({.name = "work", .run = [] {}, .loans = loans}, [](const Storage&) { return true; });
   gate.await_entered();
   auto opener = std::async(std::launch::async, [&] { gate.open(); });
   fill_into(x, 1);

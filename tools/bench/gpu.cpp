@@ -56,7 +56,7 @@ Benchmark op_benchmark(const GpuOp& o) {
 }
 
 // Products of the 1.2 B Llama, one packed product for q, k, v and one for gate and up; forward, dx, dW.
-constexpr Benchmark::Product kProducts[] = {
+constexpr Benchmark::Product kGpuProducts[] = {
     {"qkv", "NT", 16384, 3072, 2048},       {"out", "NT", 16384, 2048, 2048},
     {"up", "NT", 16384, 8192, 2048},        {"down", "NT", 16384, 2048, 8192},
     {"head", "NT", 4096, 128256, 2048},     {"up_grad_x", "NN", 16384, 2048, 8192},
@@ -166,7 +166,7 @@ std::vector<Benchmark> gpu_benchmarks(bool smoke) {
                                      return run.hold(contest, run.sides());
                                    },
                                .value = rate(bytes / 1e12)}};
-  for (const Benchmark::Product& p : kProducts) rows.push_back(product_benchmark(p, smoke));
+  for (const Benchmark::Product& p : kGpuProducts) rows.push_back(product_benchmark(p, smoke));
   for (const GpuOp& o : gpu_ops()) rows.push_back(op_benchmark(o));
   for (const Steps& s : kSteps) rows.push_back(step_benchmark(s, smoke));
   return rows;

@@ -43,7 +43,7 @@ StepLog::~StepLog() { step_clock().count_waits_by({}); }
 
 void StepLog::begin() {
   if (num_begun_ == 0) counted_ = step_clock().seconds();
-  const bool is_beside_another = num_begun_ > num_arrived_;
+  const bool is_beside_another = !reads_.empty();
   if (num_begun_++ == kSettlingSteps) clock_.start();
   memory_.reset_peaks();
   begun_ = {counts_with_subgroups(group_), comm_times(group_), clock_.has_started(), is_beside_another};
@@ -70,7 +70,6 @@ void StepLog::arrived(StepMetrics metrics, const Begun& begun, std::span<const d
   const CommTimes times = comm_times(group_);
   const CommTimes comm = times - (begun.is_beside_another ? arrived_times_ : begun.times);
   arrived_times_ = times;
-  ++num_arrived_;
   metrics.loss = values[0];
   metrics.grad_norm = values[1];
   if (values.size() > 2) {
