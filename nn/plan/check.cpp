@@ -105,8 +105,6 @@ void check_numerics(const TrainingPlan& plan) {
   refuse(plan.micro_batches == 1, "accumulate", std::to_string(plan.micro_batches),
          "a rank's micro-batches are its leaves; leave accumulate out");
   refuse(plan.fully_shard, "fully_shard", "false", "the units of fully_shard add up leaves; leave it on");
-  refuse(plan.device == Device::cpu(), "device", to_string(plan.device),
-         "kernels of a device have orders of their own");
   refuse(plan.reduce_dtype == DType::f32, "reduce_dtype", std::string(name(plan.reduce_dtype)),
          "sums would be rounded as often as ranks send them; leave it at f32");
   refuse(!plan.loss_scale.options(has_f16(plan)), "loss_scale", plan.loss_scale.text(),

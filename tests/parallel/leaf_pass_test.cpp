@@ -219,6 +219,7 @@ TEST(LeafPass, SaysWhyLeavesRunOneAfterTheOther) {
     EXPECT_NE(nn::why_micro_batches(plan, Apart(), 8).find("8 positions"), std::string::npos);
     EXPECT_EQ(why({.param_dtype = DType::bf16}), "");
     EXPECT_NE(why({.param_dtype = DType::f16}).find("f16"), std::string::npos);
+    EXPECT_NE(why({.device = Device::cuda(1)}).find("cuda:1"), std::string::npos);
     EXPECT_EQ(why({.mesh = "dp=1,tp=2"}), "");
     EXPECT_EQ(why({.mesh = "dp=1,tp=2", .param_dtype = DType::bf16}), "");
     Apart narrow;

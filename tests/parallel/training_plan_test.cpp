@@ -164,7 +164,6 @@ TEST(TrainingPlan, LayoutFreeRefusesWhatAddsInOtherOrders) {
   refused({.leaves = 0}, {"leaves = 0", "take 1"});
   refused({.micro_batches = 4}, {"accumulate = 4 with numerics = layout_free", "leave accumulate out"});
   refused({.fully_shard = false}, {"fully_shard = false with numerics = layout_free", "leave it on"});
-  refused({.device = Device::cuda(0)}, {"device = cuda:0 with numerics = layout_free"});
   refused({.reduce_dtype = DType::bf16}, {"reduce_dtype = bf16 with numerics = layout_free", "leave it at f32"});
   refused({.param_dtype = DType::f16}, {"loss_scale = auto with numerics = layout_free", "take bf16"});
   refused({.loss_scale = "1024"}, {"loss_scale = 1024 with numerics = layout_free"});

@@ -197,7 +197,9 @@ void RunStart::open_group() {
   group_.set_deadline(deadline);
   run_.saves.emplace(config_, group_);
   Picks& picks = picks_of_rank();
-  picks.is_reproducible = picks.is_reproducible || config_.reproducible;
+  // Picks by timing are of one job, and one hash is of several.
+  const bool is_of_jobs = config_.plan.numerics.layout_free() && config_.plan.device.has_backend();
+  picks.is_reproducible = picks.is_reproducible || config_.reproducible || is_of_jobs;
   if (picks.is_reproducible && config_.sums.text() == "auto") config_.sums = "ordered";
   check_together(group_, [&] {
     check(

@@ -56,8 +56,7 @@ struct Trained {
 
 /// Three steps. The mean loss of all ranks, and the state after them.
 Trained train(TrainingPlan plan, const Group& group, Device device) {
-  // A plan with leaves promises nothing of a device's kernels. Here they have one order for each shape.
-  if (!plan.numerics.layout_free()) plan.device = device;
+  plan.device = device;
   const nn::JobMesh mesh(plan.mesh, group);
   const auto model = nn::make_language_model(kModel);
   apply(plan, {.ranks = group->size(), .batch = kRows}, *model, mesh, nn::make_plan(kModel, plan.tensor_parallel));

@@ -3,6 +3,7 @@
 // for the other's.
 #include "tests/cuda/training/training_test.h"
 #include "tests/support/expect_error.h"
+#include "tools/train/run.h"
 
 namespace sherd::testing {
 
@@ -80,6 +81,33 @@ TEST_F(RanksOnCuda, F176_EveryStrategyTrainsAsOnTheHost) {
     EXPECT_EQ(nccl.losses, staged.losses) << what;
     EXPECT_EQ(nccl.final, staged.final) << what;
   }
+}
+
+std::string hash_after(const TrainConfig& config, int ranks) {
+  std::string hash;
+  run_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
+    Trainer trainer(config, group);
+    EXPECT_NE(trainer.opened().step->why_micro_batches().find("cuda:"), std::string::npos);
+    const TrainSummary summary = trainer.run([](const StepMetrics&) {});
+    if (group->rank() == 0) hash = summary.state_hash;
+  });
+  return hash;
+}
+
+TEST_F(RanksOnCuda, LayoutFreeRunsHaveOneHashOnAnyNumberOfDevices) {
+  llama_.plan.numerics = "layout_free";
+  llama_.plan.leaves = llama_.batch = 4;
+  llama_.steps = 3;
+  resolve(llama_);
+  const std::string one = hash_after(on_cuda(llama_), 1);
+  EXPECT_EQ(one.size(), 64u);
+  for (const char* group : {"nccl", "staged"})
+    for (const int ranks : {2, 4}) EXPECT_EQ(hash_after(through(group, llama_), ranks), one) << group << " " << ranks;
+  llama_.plan.strategy = "shard_grad_op";
+  llama_.plan.compiled = true;
+  EXPECT_EQ(hash_after(through("nccl", llama_), 4), one);
+  llama_.plan.leaves = 2;
+  EXPECT_NE(hash_after(through("nccl", llama_), 2), one) << "another order";
 }
 
 // Ranks are added as a tree, whatever moves them: runs differ in nothing but the order of what may run in any order.
