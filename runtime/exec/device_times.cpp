@@ -73,8 +73,8 @@ void DeviceTimes::collect() {
     Timed timed = std::move(items_.front());
     items_.pop_front();
     QueueItem& item = timed.item;
-    item.started = time_of(timed.begun);
     item.ended = time_of(timed.ended);
+    item.started = std::min(time_of(timed.begun), item.ended);  // a clock may be set between two questions
     if (item.ended == 0) continue;
     expose(item);
     last_ended_ = item.ended;
