@@ -9,6 +9,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/trace.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
@@ -303,6 +304,35 @@ TEST(FullyShard, F79_MicroBatchesAddUpInF32) {
       for (std::size_t i = 0; i < parameters.size(); ++i)
         EXPECT_TRUE(same_bits(whole(parameters[i]->grad()), sums[i])) << parameters[i]->name();
     });
+}
+
+// Backward reads what forward has cast, and frees it.
+TEST(MixedPrecision, OneRankCastsItsParametersOncePerPass) {
+  run_ranks(1, [](const Group& group) {
+    Net net(kThreeBlocks);
+    shard_all(net, DeviceMesh(group, "dp"), {.param_dtype = DType::bf16});
+    net.materialize(nn::Seed{3});
+    nn::AdamW optimizer(net.parameters(), nn::AdamW::Options{.lr = 0.01});
+    Trace trace;
+    const Trace::Recording recording(trace);
+    const auto casts = [&trace] {
+      return std::ranges::count_if(trace.spans(), [](const Span& s) { return s.name == "gather_start"; });
+    };
+    const auto units = static_cast<std::int64_t>(nn::units(net).size());
+    std::int64_t passes = 0;
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      for (int micro = 0; micro < 2; ++micro) {
+        const Tensor x = cast(batch_of(4, 6, step, "x"), DType::bf16), y = cast(batch_of(4, 5, step, "y"), DType::bf16);
+        backward(mean_square(net(x), y));
+        EXPECT_EQ(casts(), ++passes * units) << "step " << step;
+        EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+      }
+      optimizer.step_and_clear();
+    }
+    const GradMode off(false);
+    (void)net(cast(batch_of(4, 6, 0, "x"), DType::bf16));
+    EXPECT_EQ(held(MemoryCategory::unsharded), 0) << "no backward frees it later";
+  });
 }
 
 }  // namespace

@@ -64,6 +64,9 @@ class Unit final : private UnitListener, NoCopy {
   void materialize(Device device);
   /// Moves it to another floating dtype, before it has run.
   void cast_to(DType dtype);
+  /// Whether freeing what was gathered saves more than it costs: on one rank the next gather would cast again what is
+  /// in memory.
+  bool frees_after_forward() const { return pieces.gathers() || !buffers.keeps_in_memory(); }
   /// Frees gathered parameters after backward, unless that is off.
   void reshard();
   /// Reshards: the backward of the unit's modules is over. Local.

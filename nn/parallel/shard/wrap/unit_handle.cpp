@@ -28,7 +28,7 @@ bool UnitHandle::has_parameters() const { return !wrap().units.empty(); }
 std::vector<UnitHandle::Part> UnitHandle::parts() const {
   std::vector<Part> all;
   for (const auto& unit : wrap().own_units()) {
-    const bool reshards = wrap().reshards() && !unit->buffers.keeps_gathered();
+    const bool reshards = wrap().reshards() && !unit->buffers.keeps_gathered() && unit->frees_after_forward();
     all.push_back({unit->pieces.layout().shared(), unit->pieces.parameters(), reshards ? unit->slices() : 0, reshards});
   }
   return all;

@@ -64,7 +64,7 @@ void UnitUse::close() {
   each([has_backward](Unit& unit, const Wrap& owner) {
     if (unit.users > 0) return;
     if (!has_backward) unit.buffers.reshard();
-    else if (owner.reshards()) unit.buffers.reshard_after_forward();
+    else if (owner.reshards() && unit.frees_after_forward()) unit.buffers.reshard_after_forward();
   });
 }
 
