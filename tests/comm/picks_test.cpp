@@ -50,6 +50,28 @@ TEST(Picks, OfAJobAreThoseOfTheRankThatComesFirst) {
   for (const std::string& picks : found) EXPECT_EQ(picks, "12");
 }
 
+TEST(Picks, OfThreadsAreThoseOfTheOneThatComesFirst) {
+  constexpr std::size_t kRanks = 4;
+  const Picks::Share share = share_among_threads();
+  std::atomic<int> made = 0;
+  std::vector<std::string> found(kRanks);
+  std::vector<std::thread> ranks;
+  for (std::size_t r = 0; r < kRanks; ++r)
+    ranks.emplace_back([&, r] {
+      Picks picks;
+      picks.share_by(share);
+      for (const char* key : {"a", "b"}) found[r] += picks.find_or_make(key, [&] { return std::to_string(++made); });
+    });
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(made, 2) << "once for each key";
+  for (const std::string& picks : found) EXPECT_EQ(picks, "12");
+  Picks failing, other;
+  failing.share_by(share);
+  other.share_by(share);
+  EXPECT_THROW(failing.find_or_make("c", []() -> std::string { throw Error("out of memory"); }), Error);
+  EXPECT_EQ(other.find_or_make("c", [] { return "own"; }), "own");
+}
+
 // The others do not wait for one that has failed, nor for a job that is over.
 TEST(Picks, OfARankThatFailsAreMadeByTheOthers) {
   const TcpStoreServer server({});

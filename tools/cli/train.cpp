@@ -12,6 +12,7 @@
 #include "runtime/comm/board/thread_group_options.h"
 #include "runtime/comm/job/group_choice.h"
 #include "runtime/comm/job/rank.h"
+#include "runtime/comm/job/shared_picks.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
@@ -195,9 +196,11 @@ int train_threads(const TrainConfig& config, int ranks) {
   int status = kDone;  // of rank 0; the others have the same
   std::vector<std::exception_ptr> errors(groups.size());
   std::vector<std::thread> threads;
+  const Picks::Share share = share_among_threads();
   for (const std::size_t r : indices(groups))
-    threads.emplace_back([&config, &errors, &status, r, group = std::move(groups[r])] {
+    threads.emplace_back([&config, &errors, &status, &share, r, group = std::move(groups[r])] {
       RankScope scope;
+      picks_of_rank().share_by(share);
       try {
         const int own = train_rank(config, group);
         if (r == 0) status = own;

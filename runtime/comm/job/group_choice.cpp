@@ -34,7 +34,7 @@ struct DeviceFacts {
 };
 
 DeviceFacts facts_of(Device device) {
-  constexpr std::string_view kAlike[] = {"CUDA runtime", "cuBLASLt", "cuDNN"};
+  constexpr std::string_view kAlike[] = {"CUDA runtime", "driver", "cuBLASLt", "cuDNN"};
   DeviceFacts facts;
   for (const auto& [name, value] : backend_of(device).facts()) {
     if (name == to_string(device)) {
@@ -87,9 +87,12 @@ ChosenGroup over_library(std::shared_ptr<ProcessGroup> host, Device device, std:
           fmt::format("memory of GPUs by NCCL {}, sums {}", version, is_ordered ? "ordered" : "fast")};
 }
 
-// Kernels of two ranks on one device wait for each other's collectives, and it is a slip more often than not.
+// Kernels of two ranks on one device wait for each other's collectives, and it is a slip more often than not. Ranks
+// that NCCL is told to take for those of several hosts (NCCL_HOSTID) are no slip.
 void check_own_devices(ProcessGroup& host, Device device, const std::string& uuid) {
-  const std::vector<std::string> uuids = gather_text(host, uuid);
+  const std::string told = text_of(process_environment(), "NCCL_HOSTID");
+  const std::vector<std::string> uuids =
+      gather_text(host, told.empty() ? uuid : fmt::format("{} of NCCL_HOSTID {}", uuid, told));
   const std::vector<std::string> places =
       gather_text(host, fmt::format("{} of host {}", to_string(device), host_name()));
   std::map<std::string_view, std::size_t> first;

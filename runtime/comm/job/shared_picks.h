@@ -11,4 +11,7 @@ namespace sherd {
 /// their own: that rank may wait for one of them. `store` returns null when the job is over.
 Picks::Share share_over(std::function<std::shared_ptr<Store>()> store);
 
+/// Shares among ranks that are threads of one process: every copy with the others.
+Picks::Share share_among_threads();
+
 }  // namespace sherd
