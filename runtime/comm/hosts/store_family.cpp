@@ -1,6 +1,11 @@
 #include "runtime/comm/hosts/store_family.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <vector>
 
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/indices.h"
@@ -9,9 +14,59 @@ namespace sherd::comm {
 
 using std::chrono::milliseconds;
 
+namespace {
+
+struct LivingFamilies {
+  std::mutex mutex;
+  std::vector<StoreFamily*> all;
+};
+
+/// Never destroyed: a process ends in any order, and a plain program's groups are there until then.
+LivingFamilies& living_families() {
+  static auto* const living = new LivingFamilies;
+  return *living;
+}
+
+}  // namespace
+
 StoreFamily::StoreFamily(int rank, int size, const StoreGroupOptions& options)
-    : rank_(rank), size_(size), options_(options), control_(options.connect()) {
+    : rank_(rank),
+      size_(size),
+      options_(options),
+      control_(options.connect()),
+      process_(::getpid()),
+      exceptions_at_start_(std::uncaught_exceptions()) {
   control_->set_at_end(gone_key(rank), "has left the group, or its process has ended");
+  static const bool is_registered = ::on_exit(leave_all, nullptr) == 0;
+  static_cast<void>(is_registered);  // without it the end of a process is taken for a failure
+  LivingFamilies& living = living_families();
+  const std::lock_guard lock(living.mutex);
+  living.all.push_back(this);
+}
+
+StoreFamily::~StoreFamily() {
+  {
+    LivingFamilies& living = living_families();
+    const std::lock_guard lock(living.mutex);
+    std::erase(living.all, this);
+  }
+  if (std::uncaught_exceptions() == exceptions_at_start_) leave();
+}
+
+void StoreFamily::leave_all(int status, void*) {
+  LivingFamilies& living = living_families();
+  const std::lock_guard lock(living.mutex);
+  for (StoreFamily* const family : living.all)
+    if (status == 0) family->leave();
+}
+
+// A forked child leaves nothing.
+void StoreFamily::leave() noexcept {
+  const std::lock_guard lock(reason_mutex_);
+  if (!reason_.empty() || process_ != ::getpid()) return;
+  try {
+    control_->set(left_key(rank_), "1");
+  } catch (const Error&) {}  // the store is gone
 }
 
 Store& StoreFamily::lane(int index) {
@@ -56,6 +111,15 @@ std::string StoreFamily::failure(std::span<const int> awaited) {
   }
   for (const int rank : awaited)
     if (const std::string text = look(gone_key(rank)); !text.empty()) return fmt::format("rank {} {}", rank, text);
+  return {};
+}
+
+std::string StoreFamily::failure() {
+  if (std::string why = failure({}); !why.empty()) return why;
+  for (const int rank : up_to(size_)) {
+    if (rank == rank_ || look(gone_key(rank)).empty()) continue;
+    if (look(left_key(rank)).empty()) return failure({&rank, 1});
+  }
   return {};
 }
 

@@ -16,12 +16,17 @@ namespace sherd::comm {
 /// The store sets it when a rank has left.
 inline std::string gone_key(int rank) { return "gone/" + std::to_string(rank); }
 
+/// Set by a rank that leaves as programs do that end well: it has come to all that it was to come to.
+inline std::string left_key(int rank) { return "left/" + std::to_string(rank); }
+
 /// So long a wait sleeps in the store, before it looks for failures.
 inline constexpr std::chrono::milliseconds kLook{200};
 
 class StoreFamily : NoCopy {
  public:
   StoreFamily(int rank, int size, const StoreGroupOptions& options);
+  /// Leaves, unless by an exception.
+  ~StoreFamily();
 
   /// This rank in the group that all others were divided from.
   int rank() const { return rank_; }
@@ -39,6 +44,9 @@ class StoreFamily : NoCopy {
   /// Why to wait no longer for those ranks: another rank has failed the groups, one of them has left, or the store is
   /// gone. Empty: wait.
   std::string failure(std::span<const int> awaited);
+  /// The same for who waits for none of the other ranks, but for a device on which they were with this one: who has
+  /// left well has done its part.
+  std::string failure();
   /// Once every rank has called it the groups can be used. Throws CommError after the deadline.
   void reset(std::chrono::nanoseconds deadline);
 
@@ -46,6 +54,8 @@ class StoreFamily : NoCopy {
   std::string poison_key() const { return prefix() + "poison"; }
   /// Empty if nobody has set it.
   std::string look(const std::string& key);
+  static void leave_all(int status, void*);
+  void leave() noexcept;
 
   const int rank_, size_;
   const StoreGroupOptions options_;
@@ -55,6 +65,7 @@ class StoreFamily : NoCopy {
   std::array<std::unique_ptr<Store>, HostGroup::kNumLanes> lanes_;
   mutable std::mutex reason_mutex_;
   std::string reason_;
+  const int process_, exceptions_at_start_;
 };
 
 }  // namespace sherd::comm

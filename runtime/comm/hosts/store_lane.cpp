@@ -81,12 +81,7 @@ void StoreLane::run(const Collective& call) { enter(call, /*moves=*/true); }
 
 void StoreLane::meet(const Collective& call) { enter(call, /*moves=*/false); }
 
-std::string StoreLane::failure() {
-  std::vector<int> others;
-  for (const int r : up_to(size()))
-    if (r != rank()) others.push_back(group_.family_rank(r));
-  return group_.family().failure(others);
-}
+std::string StoreLane::failure() { return group_.family().failure(); }
 
 void StoreLane::enter(const Collective& call, bool moves) {
   const auto start = Clock::now();
