@@ -2,7 +2,10 @@
 // library that has no more than NCCL. Every rank is a thread with a device of its own.
 #include <gtest/gtest.h>
 
+#include <span>
+
 #include "runtime/comm/group/composed_group.h"
+#include "runtime/comm/group/device_group.h"
 #include "runtime/comm/group/lanes.h"
 #include "runtime/comm/group/staged_group.h"
 #include "runtime/op/rows/ops.h"
@@ -16,14 +19,15 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 using GroupConformance = cuda::CudaTest;
+using LibraryGroups = cuda::CudaTest;
 
 constexpr int kWorlds[] = {1, 2, 3, 4};
 
 /// Runs the table with buffers on the rank's device.
 template <class Make>
-void check_table(const Make& make, bool whole = false) {
-  const std::vector<CollectiveCase> cases = pairwise_cases(kWorlds);
-  for (const int ranks : kWorlds)
+void check_table(const Make& make, bool whole = false, std::span<const int> worlds = kWorlds) {
+  const std::vector<CollectiveCase> cases = pairwise_cases(worlds);
+  for (const int ranks : worlds)
     run_ranks(ranks, [&](const Group& host) {
       const Group group = make(host);
       for (CollectiveCase c : cases) {
@@ -44,6 +48,19 @@ TEST_F(GroupConformance, ComposedGroupsLeaveTheRightBytes) {
 
 TEST_F(GroupConformance, FastSumsOfWholeNumbersAreExact) {
   check_table([](const Group& host) { return make_composed_group(make_bare_group(host), SumsBy::fast); }, true);
+}
+
+// By the NCCL that is installed, or the emulated one beside the emulated device.
+TEST_F(LibraryGroups, LeaveTheRightBytesOnOneRankAndOnTwo) {
+  if (const std::string why = why_no_device_group(kCuda); !why.empty()) GTEST_SKIP() << why;
+  const int worlds[] = {1, 2};
+  const std::size_t count = cuda::device_of_rank(1) == kCuda ? 1 : 2;  // a device for each rank
+  for (const SumsBy sums : {SumsBy::ordered, SumsBy::fast})
+    check_table(
+        [sums](const Group& host) {
+          return make_device_group(host, {.device = cuda::device_of_rank(host->rank()), .sums = sums});
+        },
+        sums == SumsBy::fast, std::span(worlds).first(count));
 }
 
 // Lists of more items than the arguments of a kernel hold.

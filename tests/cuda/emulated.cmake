@@ -60,6 +60,7 @@ sherd_compile_together(test_cuda ${emulated_test_sources})
 set_source_files_properties(cuda/emulated_library.cpp PROPERTIES
   COMPILE_DEFINITIONS SHERD_EMULATED_LIBRARY="$<TARGET_FILE:sherd_cuda_emulated>")
 target_link_libraries(test_cuda PRIVATE test_cuda_objects sherd_cuda_emulated)
+add_dependencies(test_cuda emulated_nccl)  # LibraryGroups
 
 # The emulated GPU itself.
 file(GLOB emulator_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulated_gpu/*.cpp)

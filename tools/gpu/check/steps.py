@@ -8,7 +8,8 @@ import collections
 
 CALLS = {"first": 480, "again": 180}  # seconds
 # Seconds that the steps of a group may take together.
-GROUPS = {"probes": 25, "suites": 100, "failures": 35, "training": 45, "llama1b": 150, "timeline": 40, "details": 45, "races": 35}
+GROUPS = {"probes": 25, "suites": 100, "failures": 30, "training": 45, "nccl": 60, "llama1b": 125, "timeline": 30, "details": 40,
+          "races": 25}
 
 # name        of the step
 # command     what is run; `requests`, by label, are the lines of its input, each answered by one object
@@ -43,12 +44,14 @@ STEPS = [
     Step("launches", "probes", f"{PROBE} launches", 8, needs=("card",)),
     Step("transfers", "probes", f"{PROBE} transfers", 8, needs=("card",)),
     Step("suites", "suites", "{python3} {check}/suites.py", 100, needs=("card",)),
-    Step("failures", "failures", "{python3} {check}/suites.py --closer", 35, needs=("card",), after="suites"),
+    Step("failures", "failures", "{python3} {check}/suites.py --closer", 30, needs=("card",), after="suites"),
     Step("training", "training", "{python3} {check}/training.py", 45, needs=("card",),
          judge=("training.cpu_cuda <= 1e-5", "training.captured_eager == 0")),
-    Step("llama1b", "llama1b", "{python3} {check}/llama1b.py", 150, needs=("card",), after="compile",
+    Step("nccl", "nccl", "{python3} {check}/nccl.py", 30, needs=("card",), judge=("nccl.units_of_plain > 0",)),
+    Step("nccl ranks", "nccl", "{python3} {check}/nccl.py --ranks", 30, needs=("card",)),  # may fail: its fact says how
+    Step("llama1b", "llama1b", "{python3} {check}/llama1b.py", 125, needs=("card",), after="compile",
          judge=("llama1b.step > 0", "llama1b.step.how has in one call")),
-    Step("timeline", "timeline", "{python3} {check}/timeline.py", 40, needs=("card",), judge=("timeline.kernels > 0",)),
+    Step("timeline", "timeline", "{python3} {check}/timeline.py", 30, needs=("card",), judge=("timeline.kernels > 0",)),
     Step("products", "details", "sherd bench {products} --json --python none {smoke}", 30, needs=("card",),
          judge=("gpu.gemm.square > 0", "gpu.gemm.square.limit > 0"), statuses=(0, 1)),  # 1: a target that was missed
     Step("lazy graph", "details", f"{PROBE} graph", 8, needs=("card",), judge=("lazy graph.difference == 0",),
@@ -56,14 +59,14 @@ STEPS = [
     Step("embedding", "details", f"{PROBE} embedding", 5, needs=("card",)),
     Step("queues", "details", "{tests} --gtest_filter={queue_tests}", 12, needs=("card",),
          environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
-    Step("races", "races", "{python3} {check}/races.py", 35, needs=("card", "compute-sanitizer")),
+    Step("races", "races", "{python3} {check}/races.py", 25, needs=("card", "compute-sanitizer")),
 ]
 
 # What stands in braces: on a card, in a dry run.
 WORDS = {
     "limits": ("bench_gpu_limits", "bench_gpu_limits_emulated"), "tests": ("test_cuda_device", "test_cuda"),
     "small": ("false", "true"), "smoke": ("", "--smoke"), "model": ("llama1b", "tiny_llama"),
-    "batch": ("4", "2"), "half_batch": ("2", "1"), "megabytes": ("200", "1"), "width": ("8192", "16"),
+    "unit_model": ("gpt124m", "tiny"), "batch": ("4", "2"), "half_batch": ("2", "1"), "megabytes": ("200", "1"), "width": ("8192", "16"),
     "products": ("gpu.gemm.square gpu.gemm.up_grad_w gpu.gemm.head_grad_w gpu.attention", "gpu.gemm.square"),
     "queue_tests": ("StagedGroups.*:StagedUnits.*", "StagedGroups.IssuingWaitsForNobody"),
 }
@@ -75,10 +78,10 @@ SUITES = [
     "LossChunks", "AttentionChoice", "CudaContext", "CudaFaults", "DeviceQueues", "CudaTrace", "CudaCopy", "CudaElementwise", "CudaRandom",
     "CudaOpTable", "CudaIndex", "CudaGather", "CudaReduce", "CudaVar", "CudaTopK", "CudaSoftmax", "CudaNorm",
     "CudaRope", "CudaLoss", "CudaOptimizer", "CudaGemm", "CudaMatmul", "OwnAttention", "Kernels/CudaAttention",
-    "DeviceReplayTest", "CudaCollectives", "StagedGroups", "StagedUnits", "StagedHazards", "WaitNodes", "Row/CudaOpSweep",
+    "DeviceReplayTest", "CudaCollectives", "StagedGroups", "StagedUnits", "StagedHazards", "LibraryGroups", "WaitNodes", "Row/CudaOpSweep",
 ]
 # A dry run's tests: a few suites of the program whose kernels the emulated GPU can run.
-DRY_SUITES = ["CudaFaults", "CudaCopy"]
+DRY_SUITES = ["CudaFaults", "CudaCopy", "LibraryGroups"]
 
 SUITE_SECONDS = 60    # of one process
 TEST_SECONDS = 30     # after which a test that says nothing hangs
