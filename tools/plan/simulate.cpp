@@ -89,7 +89,7 @@ struct WaitedFor {
   int worst = 0;       ///< who waits longest
   double most = 0;     ///< and how long
 };
-/// Returns ranks that are late by themselves, the worst first; one that comes late because it waits itself is left out.
+/// Ranks that are late by themselves, the worst first; one that comes late as it waits itself is left out.
 std::vector<WaitedFor> waited_for(const Simulation& simulated) {
   std::vector<WaitedFor> all(simulated.ranks.size());
   std::vector<double> waits(simulated.ranks.size());  // by the one that waits
