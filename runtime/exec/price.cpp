@@ -18,8 +18,10 @@ double wire_bytes(Movement movement, int ranks, double bytes) {
   return bytes * (ranks - 1) / ranks * (movement == Movement::reduce_all ? 2 : 1);
 }
 
+double LinkPrice::carry_seconds(double bytes) const { return bytes / bytes_per_second; }
+
 double LinkPrice::seconds(Movement movement, int ranks, double bytes) const {
-  const double peers = ranks - 1, share = bytes * peers / ranks / bytes_per_second;
+  const double peers = ranks - 1, share = carry_seconds(wire_bytes(Movement::gather, ranks, bytes));
   switch (movement) {
     case Movement::reduce_all: return call_seconds + 2 * (peers * peer_seconds + share);
     case Movement::all_to_all: return call_seconds + peers * peer_seconds + 2 * share;

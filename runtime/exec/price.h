@@ -36,6 +36,8 @@ struct LinkPrice {
   /// call + (n-1) x peer + bytes x (n-1)/n / bytes_per_second. `bytes` are those of the full tensor; reduce_all is a
   /// scatter and a gather, and all_to_all packs and unpacks: both move their bytes twice.
   double seconds(Movement movement, int ranks, double bytes) const;
+  /// What bytes take on the link, beside the call.
+  double carry_seconds(double bytes) const;
   friend bool operator==(const LinkPrice&, const LinkPrice&) = default;
 };
 /// Error naming `what`, with the numbers, unless they are finite, none is negative and the bandwidth is positive.
@@ -97,7 +99,7 @@ struct FabricModel {
   /// Whether the measured points lie around the call, or `link` prices it.
   bool covers(Movement movement, int ranks, double bytes) const;
   /// The same with other bytes per second; measured seconds shrink as many times as those grow.
-  FabricModel with_rate(double bytes_per_second) const;
+  FabricModel with_rate(double rate) const;
 };
 
 /// What a call computes, as a rate counts it.

@@ -86,11 +86,11 @@ double FabricModel::seconds(Movement movement, int ranks, double bytes) const {
                  seconds_of(points_of(curve, more), bytes));
 }
 
-FabricModel FabricModel::with_rate(double bytes_per_second) const {
+FabricModel FabricModel::with_rate(double rate) const {
   FabricModel other = *this;
   for (std::vector<Point>& curve : other.curves)
-    for (Point& point : curve) point.seconds *= link.bytes_per_second / bytes_per_second;
-  other.link.bytes_per_second = bytes_per_second;
+    for (Point& point : curve) point.seconds *= link.bytes_per_second / rate;
+  other.link.bytes_per_second = rate;
   return other;
 }
 
@@ -121,7 +121,7 @@ double DeviceModel::seconds(const CallWork& work) const {
 double DeviceModel::home_seconds(double bytes) const {
   const auto host = links.find("host");
   if (host == links.end()) return seconds({.kind = WorkKind::copy, .bytes = bytes});
-  return host->second.link.call_seconds + bytes / host->second.link.bytes_per_second;
+  return host->second.link.call_seconds + host->second.link.carry_seconds(bytes);
 }
 
 bool DeviceModel::covers(const CallWork& work) const {

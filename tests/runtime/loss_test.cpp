@@ -51,7 +51,7 @@ TEST(CrossEntropy, NothingToPredictIsZeroWithZeroGradient) {
   EXPECT_EQ(cross_entropy(logits, ignored).item<float>(), 0);
   const Tensor inputs[] = {logits, ignored};
   const auto grads =
-      gradients([](auto in) { return cross_entropy(in[0], in[1]); }, inputs, Tensor::scalar(1, DType::f32));
+      testing::gradients([](auto in) { return cross_entropy(in[0], in[1]); }, inputs, Tensor::scalar(1, DType::f32));
   EXPECT_TRUE(same_bits(grads[0], zeros({4, 5})));
   EXPECT_EQ(cross_entropy(zeros({0, 5}), zeros({0}, DType::i64)).item<float>(), 0);
   EXPECT_EQ(linear_cross_entropy(zeros({0, 3}), zeros({5, 3}), zeros({0}, DType::i64)).item<float>(), 0);
@@ -78,7 +78,7 @@ TEST(LinearCrossEntropy, ChunksEqualTheWhole) {
     const Tensor chunked = kChunked(inputs), whole = kWhole(inputs);
     EXPECT_NEAR(chunked.item<double>(), whole.item<double>(), 1e-6);
     const Tensor one = Tensor::scalar(1, chunked.dtype());
-    const auto a = gradients(kChunked, inputs, one), b = gradients(kWhole, inputs, one);
+    const auto a = testing::gradients(kChunked, inputs, one), b = testing::gradients(kWhole, inputs, one);
     for (std::size_t i = 0; i < 2; ++i) EXPECT_TRUE(near(a[i], b[i], tolerance(dtype))) << i;
   }
 }
@@ -94,7 +94,7 @@ TEST(LinearCrossEntropy, WeightThatIsNoParameter) {
 
 TEST(LinearCrossEntropy, OnlyWhatIsWantedIsDifferentiated) {
   const auto inputs = many_rows(DType::f32);
-  const auto both = gradients(kChunked, inputs, Tensor::scalar(1));
+  const auto both = testing::gradients(kChunked, inputs, Tensor::scalar(1));
   Slot weight("weight", true);
   weight.set(inputs[1]);
   backward(linear_cross_entropy(inputs[0], weight.value(), inputs[2]));
@@ -112,17 +112,17 @@ TEST(LinearCrossEntropy, NeverHoldsAllLogits) {
   Accounting& account = RankContext::current().allocator().accounting();
   account.reset_peaks();
   const std::int64_t before = account.total(), logits_bytes = rows * v * 4;
-  const auto grads = gradients(kChunked, inputs, Tensor::scalar(1));
+  const auto grads = testing::gradients(kChunked, inputs, Tensor::scalar(1));
   EXPECT_LT(account.total_peak() - before, logits_bytes * 3 / 4);  // two buffers of a quarter each, and the small ones
 }
 
 TEST(LinearCrossEntropy, SameBitsOnTwoThreads) {
   const auto inputs = many_rows(DType::f32);
   const Tensor loss = kChunked(inputs);
-  const auto grads = gradients(kChunked, inputs, Tensor::scalar(1));
+  const auto grads = testing::gradients(kChunked, inputs, Tensor::scalar(1));
   set_threads(2);
   const Tensor loss2 = kChunked(inputs);
-  const auto grads2 = gradients(kChunked, inputs, Tensor::scalar(1));
+  const auto grads2 = testing::gradients(kChunked, inputs, Tensor::scalar(1));
   set_threads(1);
   EXPECT_TRUE(same_bits(loss2, loss));
   for (std::size_t i = 0; i < 2; ++i) EXPECT_TRUE(same_bits(grads2[i], grads[i])) << i;

@@ -202,7 +202,7 @@ TEST(Simulate, WhatDoesNotFitIsRefusedByName) {
   };
   expect_error([&] { play(a, none); }, {"do not match", "rank 0 waits for unshard b0 on the queue gather"});
   expect_error([&] { play(a, other); }, {"do not match", "dp#1", "gather", "scatter"});
-  expect_error([&] { simulate(three, seconds_cluster(4)); }, {"3x1", "4 ranks"});
+  expect_error([&] { simulate(three, seconds_cluster(4)); }, {"a timeline of 3 ranks", "4"});
   const RankClass twice[] = {{&a, {0}}, {&a, {0}}}, missing[] = {{&a, {0}}};
   expect_error([&] { simulate(twice, seconds_cluster(2)); }, {"rank 0 is in two classes"});
   expect_error([&] { simulate(missing, seconds_cluster(2)); }, {"rank 1 of 2 is in no class"});
