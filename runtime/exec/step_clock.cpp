@@ -51,7 +51,7 @@ void StepClock::enter(StepPhase phase) {
   if (part_ == forward || part_ == backward || part_ == optimizer) enter(part_of(phase));
 }
 
-const StepSeconds& StepClock::seconds() {
+const PartSeconds& StepClock::seconds() {
   count();
   return seconds_;
 }

@@ -28,7 +28,7 @@ inline constexpr std::size_t kNumStepParts = 8;
 std::string_view name(StepPart part);
 
 /// By part.
-using StepSeconds = std::array<double, kNumStepParts>;
+using PartSeconds = std::array<double, kNumStepParts>;
 
 /// One per rank, on its thread. Entering a part reads the clock once.
 class StepClock : NoCopy {
@@ -39,7 +39,7 @@ class StepClock : NoCopy {
   void enter(StepPhase phase);
   StepPart part() const { return part_; }
   /// Until now.
-  const StepSeconds& seconds();
+  const PartSeconds& seconds();
   /// Seconds that the rank has waited for others so far, or null: which of the optimizer's are update_wait.
   void count_waits_by(std::function<double()> waited) { waited_ = std::move(waited); }
 
@@ -60,7 +60,7 @@ class StepClock : NoCopy {
   std::int64_t since_ = 0;  // nanoseconds
   double waited_before_ = 0;
   std::function<double()> waited_;
-  StepSeconds seconds_{};
+  PartSeconds seconds_{};
 };
 
 /// The clock of the calling thread's rank.

@@ -11,8 +11,8 @@ namespace {
 
 using StepTestClock = std::chrono::steady_clock;
 
-double of_part(const StepSeconds& seconds, StepPart part) { return seconds[static_cast<std::size_t>(part)]; }
-double sum_of_parts(const StepSeconds& seconds) { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }
+double of_part(const PartSeconds& seconds, StepPart part) { return seconds[static_cast<std::size_t>(part)]; }
+double sum_of_parts(const PartSeconds& seconds) { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }
 double seconds_since(StepTestClock::time_point start) {
   return std::chrono::duration<double>(StepTestClock::now() - start).count();
 }
@@ -24,7 +24,7 @@ void spin_for(double seconds) {
 TEST(StepClock, PartsAddUpToWhatHasPassed) {
   StepClock clock;
   const StepTestClock::time_point outside = StepTestClock::now();
-  const StepSeconds before = clock.seconds();
+  const PartSeconds before = clock.seconds();
   const StepTestClock::time_point inside = StepTestClock::now();
   clock.enter(StepPart::data);
   spin_for(1e-3);
@@ -36,7 +36,7 @@ TEST(StepClock, PartsAddUpToWhatHasPassed) {
   }
   EXPECT_EQ(clock.part(), StepPart::forward) << "the scope is over";
   const double least = seconds_since(inside);
-  const StepSeconds after = clock.seconds();
+  const PartSeconds after = clock.seconds();
   const double passed = sum_of_parts(after) - sum_of_parts(before);
   EXPECT_GE(passed, least);
   EXPECT_LE(passed, seconds_since(outside));

@@ -80,7 +80,7 @@ TEST(RunTimes, UnitsAddUpTheirQueues) {
   EXPECT_TRUE(unit_times(work, 0).empty());
 }
 
-double sum_of_step(const StepSeconds& seconds) {
+double sum_of_step(const PartSeconds& seconds) {
   double sum = 0;
   for (std::size_t p = 0; p < seconds.size(); ++p)
     if (p != static_cast<std::size_t>(StepPart::evaluation) && p != static_cast<std::size_t>(StepPart::save))
@@ -103,7 +103,7 @@ TEST_F(RunTimesOfRuns, PartsAddUpToTheStep) {
     config_.save = dir_ / fmt::format("save{}", compile);
     config_.save_every = 3;
     const auto start = std::chrono::steady_clock::now();
-    StepSeconds all{};
+    PartSeconds all{};
     run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
       Trainer trainer(config_, group);
       trainer.run([&](const StepMetrics& m) {

@@ -21,7 +21,7 @@ constexpr std::array<std::string_view, kNumShares> kNames{"data",
                                                           "saves",
                                                           "other"};
 
-double at(const StepSeconds& seconds, StepPart part) { return seconds[static_cast<std::size_t>(part)]; }
+double at(const PartSeconds& seconds, StepPart part) { return seconds[static_cast<std::size_t>(part)]; }
 
 /// Whether the evaluation of this line is one of many.
 bool is_repeated(const RunFile& run, const StepMetrics& metrics) {
@@ -40,7 +40,7 @@ Shares& Shares::operator*=(double factor) {
 }
 
 Shares shares_of(const RunFile& run) {
-  StepSeconds parts{};
+  PartSeconds parts{};
   double exposed = 0, skew = 0;
   for (const StepLine& line : run.settled) {
     const StepMetrics& m = line.metrics;

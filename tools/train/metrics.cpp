@@ -35,7 +35,7 @@ ordered_json memory_to_json(const CategoryBytes& bytes) {
   return memory;
 }
 
-ordered_json seconds_to_json(const StepSeconds& seconds) {
+ordered_json seconds_to_json(const PartSeconds& seconds) {
   ordered_json parts = ordered_json::object();
   for (const std::size_t p : indices(seconds)) parts[std::string(name(static_cast<StepPart>(p)))] = seconds[p];
   return parts;

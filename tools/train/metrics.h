@@ -25,7 +25,7 @@ struct StepMetrics {
   std::int64_t tokens = 0;  ///< of this step, over all ranks
   double tokens_per_second = 0;
   double step_seconds = 0;
-  StepSeconds seconds{};             ///< by part; all but evaluation and save add up to step_seconds
+  PartSeconds seconds{};             ///< by part; all but evaluation and save add up to step_seconds
   std::optional<double> mfu{};       ///< FLOPs of the model over what the ranks' peak would have made; if that is known
   double exposed_comm_seconds = 0;   ///< the rank's thread waited for collectives: until all ranks had come, and then
   double exposed_skew_seconds = 0;   ///< for their transfers; this is the first part

@@ -17,7 +17,7 @@ void raise(CategoryBytes& most, const CategoryBytes& bytes) {
 }
 
 /// Steps are those parts of the time of which work in flight may take some; the loop waits for these beside them.
-double seconds_of_step(const StepSeconds& seconds) {
+double seconds_of_step(const PartSeconds& seconds) {
   double sum = 0;
   for (const std::size_t p : indices(seconds))
     if (const auto part = static_cast<StepPart>(p); part != StepPart::evaluation && part != StepPart::save)
@@ -64,7 +64,7 @@ void StepLog::end(const StepMetrics& known, const TrainStep::Result& out) {
 // A step has the time since the one before was done, of its evaluation and save too; where it was issued while that one
 // ran, it has also waited for what has been counted since.
 void StepLog::arrived(StepMetrics metrics, const Begun& begun, std::span<const double> values) {
-  const StepSeconds now = step_clock().seconds();
+  const PartSeconds now = step_clock().seconds();
   for (const std::size_t p : indices(now)) metrics.seconds[p] = now[p] - counted_[p];
   counted_ = now;
   const CommTimes times = comm_times(group_);

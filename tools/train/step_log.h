@@ -94,7 +94,7 @@ class StepLog {
   RunClock clock_;
   const double seconds_at_peak_;
   std::int64_t num_begun_ = 0;
-  StepSeconds counted_{};    // that lines have
+  PartSeconds counted_{};    // that lines have
   CommTimes arrived_times_;  // at the last arrival
   HostReads reads_;
   std::deque<StepMetrics> done_;  // arrived, not reported
