@@ -15,14 +15,14 @@ std::string world_label(const TrainConfig& config, int ranks) {
 
 }  // namespace
 
-GhostStep ghost_step(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary, bool evaluates) {
+GhostStep ghost_step(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary) {
   GhostStep result;
   // A captured step is recorded in the second update, so its replay is the third; an eager one is settled in the
   // second.
   const int settled = config.plan.compiled ? 3 : 2;
   const TimelineRecording::Site site{rank, ranks, config.plan.device, world_label(config, ranks)};
   result.memory = predict_peak(config, rank, ranks, data_vocabulary,
-                               {.evaluates = evaluates, .record = {{&result.timeline, settled, site}}});
+                               {.evaluates = false, .record = {{&result.timeline, settled, site}}});
   return result;
 }
 

@@ -12,10 +12,9 @@ struct GhostStep {
   Timeline timeline{};  ///< played by simulate()
 };
 
-/// Runs a ghost of rank `rank` of `ranks` that train as `config` says, with its evaluations if `evaluates`, and takes
-/// down its second update, of a captured step the first that is replayed. Takes the time of four updates without their
-/// kernels. Throws as predict_peak().
-GhostStep ghost_step(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary,
-                     bool evaluates = false);
+/// Runs a ghost of rank `rank` of `ranks` that train as `config` says, without evaluations, and takes down its second
+/// update, of a captured step the first that is replayed. Takes the time of four updates without their kernels. Throws
+/// as predict_peak().
+GhostStep ghost_step(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary);
 
 }  // namespace sherd::train

@@ -46,9 +46,11 @@ std::optional<PredictedRun> predict_run(Trainer& trainer) {
     return predicted;
   }
   const int ranks = run.group->size();
-  const GhostStep ghost = ghost_step(run.config, run.group->rank(), ranks, run.data->vocabulary().size(), true);
-  PredictedRun predicted{
-      .bytes = ghost.memory.peak, .peak = ghost.memory.bytes, .moment = ghost.memory.moment, .comm = CommCounts()};
+  const std::int64_t vocabulary = run.data->vocabulary().size();
+  // An evaluation may hold more than a step, and leaves less to gather for the next one.
+  const PredictedPeak memory = predict_peak(run.config, run.group->rank(), ranks, vocabulary);
+  const GhostStep ghost = ghost_step(run.config, run.group->rank(), ranks, vocabulary);
+  PredictedRun predicted{.bytes = memory.peak, .peak = memory.bytes, .moment = memory.moment, .comm = CommCounts()};
   for (const CommCounter::Entry& entry : ghost.memory.issued) {
     predicted.comm->of(entry.kind).calls += entry.item.calls;
     predicted.comm->of(entry.kind).bytes += entry.item.bytes;

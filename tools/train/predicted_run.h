@@ -20,7 +20,7 @@ struct PredictedRun {
   std::string prices{};                        ///< where seconds are from, or why there are none
 };
 
-/// Local; takes the time of four updates without their kernels. Nothing where a step does other than a ghost makes: it
+/// Local; takes the time of eight updates without their kernels. Nothing where a step does other than a ghost makes: it
 /// agrees with the replicas that are left.
 std::optional<PredictedRun> predict_run(Trainer& trainer);
 

@@ -100,7 +100,9 @@ std::string predicted_line(const TrainConfig& config, const std::vector<Peaks>& 
   if (predicted.exposed && summary.comm.total > 0 && steps.count > 0)
     text += fmt::format("; {:.3g} ms exposed predicted, {:.3g} measured", *predicted.exposed * 1e3,
                         summary.comm.exposed / static_cast<double>(steps.count) * 1e3);
-  return fmt::format("{}; {}\n{}", text, predicted.prices, other_than_predicted(peaks));
+  // The first steps hold less than is predicted, and libraries of a device more.
+  const bool is_exact = config.plan.memory_budget.is_set() || (steps.count > 0 && config.plan.device == Device::cpu());
+  return fmt::format("{}; {}\n{}", text, predicted.prices, is_exact ? other_than_predicted(peaks) : "");
 }
 
 }  // namespace
