@@ -3,8 +3,8 @@
 
 Usage: tools/soak/predictions.py [--sherd build/release/bin/sherd] [--seeds N] [--only I] [--calibrate] [--results FILE]
 
-Of an idle machine with at least as many CPUs as ranks take part, after `sherd calibrate --ranks` 1, 2 and 4, which
---calibrate runs first. Configuration i is drawn by the seed SEED + i: a GPT or a Llama, 1 to 4 ranks, strategy, tp,
+Of an idle machine with at least as many CPUs as ranks take part, after `sherd calibrate --ranks` 1, 2, 3 and 4,
+which --calibrate runs first. Configuration i is drawn by the seed SEED + i: a GPT or a Llama, 1 to 4 ranks, strategy, tp,
 recompute, units, f32 or bf16, one of three shaped links or none. A run whose own steps spread over more than 10 % is
 made again, up to three times, and stays in the count. Prints a line for each, then of all: the share of pairs that
 differ by more than 10 % and are in the predicted order, the median and the worst error of step time where ranks do not
@@ -47,13 +47,13 @@ class Result:
 def draw(seed):
     """The ranks and the flags of a configuration."""
     pick = random.Random(seed)
-    ranks = pick.choice([1, 1, 2, 2, 2, 4])
+    ranks = pick.choice([1, 2, 2, 2, 3, 4, 4])
     style = pick.choice(["gpt2", "llama"])
     width = pick.choice([128, 192, 256, 384])
-    tp = ranks > 1 and pick.random() < 0.25
+    tp = ranks % 2 == 0 and pick.random() < 0.25
     strategy = pick.choice(["full_shard", "shard_grad_op", "no_shard", "shard_optimizer"] + ["hybrid_shard"] * (ranks == 4))
     link = pick.choice(LINKS[:4] if strategy != "hybrid_shard" else LINKS) if ranks > 1 else ""
-    flags = {"model.style": style, "model.width": width, "model.heads": width // 64, "model.layers": pick.choice([2, 3, 4]),
+    flags = {"model.style": style, "model.width": width, "model.heads": 2 * (width // 128), "model.layers": pick.choice([2, 3, 4]),
              "model.sequence": pick.choice([64, 128, 256]), "batch": ranks * pick.choice([1, 2, 4]),
              "recompute": pick.choice(["none", "none", "selective", "full"]),
              "units": pick.choice(["block", "block", "fine", "coarse"])}
@@ -113,7 +113,7 @@ def main():
     parser.add_argument("--results", type=pathlib.Path)
     args = parser.parse_args()
     if args.calibrate:
-        for ranks in (1, 2, 4):
+        for ranks in (1, 2, 3, 4):
             subprocess.run([args.sherd, "calibrate", "--ranks", str(ranks)], check=True)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as data:
         letters = random.Random(SEED)
