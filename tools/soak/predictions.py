@@ -82,7 +82,8 @@ def run(sherd, index, data):
         status, out, err = run_once(sherd, ranks, flags, data)
         step = STEP.search(out)
         if status != 0 or not step:
-            result.failure = (err.strip().splitlines() or ["it is not calibrated"])[-1]
+            result.failure = ("its ranks are not calibrated: give --calibrate" if status == 0
+                              else (err.strip().splitlines() or [f"status {status}"])[-1])
             return result
         result.predicted, result.measured = float(step[1]), float(step[2])
         result.differs = "DIFFERS" in out
