@@ -81,9 +81,9 @@ TEST(Linear, OwnKernelGivesTheSameGradients) {
   const Tensor inputs[] = {draw(normal({3, 7, 33}), DType::f32, 1), draw(normal({20, 33}), DType::f32, 2),
                            draw(normal({20}), DType::f32, 3)};
   const Tensor cotangent = draw(normal({3, 7, 20}), DType::f32, 4);
-  const auto library = gradients(kLinear, inputs, cotangent);
+  const auto library = testing::gradients(kLinear, inputs, cotangent);
   const cpu::UseGemmBackend use(cpu::GemmBackend::blocked);
-  const auto blocked = gradients(kLinear, inputs, cotangent);
+  const auto blocked = testing::gradients(kLinear, inputs, cotangent);
   for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(near(blocked[i], library[i], 3e-5)) << i;
 }
 
