@@ -28,7 +28,7 @@ namespace {
 using StagedUnits = cuda::CudaTest;
 using Group = std::shared_ptr<ProcessGroup>;
 
-const std::vector<std::int64_t> kSizes{6, 10, 7, 9, 5};
+const std::vector<std::int64_t> kNetSizes{6, 10, 7, 9, 5};
 
 struct Options {
   nn::UnitPolicy unit{};
@@ -43,7 +43,7 @@ std::vector<Tensor> train(const Group& group, Device device, const Options& opti
       options.replicas == 1
           ? DeviceMesh(group, "dp")
           : DeviceMesh(group, std::vector<DeviceMesh::Axis>{{"replicate", options.replicas}, {"dp", shards}});
-  Net net(kSizes);
+  Net net(kNetSizes);
   shard(net, mesh, options.unit, options.unit);
   net.materialize(nn::Seed{3}, device);
   nn::AdamW optimizer(net.parameters(), nn::AdamW::Options{.lr = 0.01});
@@ -107,7 +107,7 @@ TEST_F(StagedUnits, F95_OffloadedShardsHaveTheBitsOfShardsOnTheDevice) {
         nn::UnitPolicy unit;
         if (casts) unit.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
         if (is_offloaded) unit.offload = nn::ShardOffload{.gradients = true, .bytes_in_flight = 4096};
-        Net net(kSizes);
+        Net net(kNetSizes);
         shard(net, DeviceMesh(group, "dp"), unit, unit);
         net.materialize(nn::Seed{3}, there);
         nn::AdamW optimizer(net.parameters(), nn::AdamW::Options{.lr = 0.01});
@@ -156,7 +156,7 @@ TEST_F(StagedUnits, F179_AStepWaitsForNobodyOnTheRanksThread) {
   run_ranks(2, [&](const Group& host) {
     const Group group = make_staged_group(host);
     const Device there = cuda::device_of_rank(group->rank());
-    Net net(kSizes);
+    Net net(kNetSizes);
     shard(net, DeviceMesh(group, "dp"));
     net.materialize(nn::Seed{3}, there);
     nn::AdamW optimizer(net.parameters(), nn::AdamW::Options{.lr = 0.01});
@@ -183,7 +183,7 @@ TEST_F(StagedUnits, AStepAfterAnErrorIsAsIfThereHadBeenNone) {
     const Group group = make_staged_group(host);
     const Device there = cuda::device_of_rank(group->rank());
     const auto train = [&](bool has_error) {
-      Net net(kSizes);
+      Net net(kNetSizes);
       shard(net, DeviceMesh(group, "dp"));
       net.materialize(nn::Seed{3}, there);
       nn::AdamW optimizer(net.parameters(), nn::AdamW::Options{.lr = 0.01});
@@ -222,7 +222,7 @@ TEST_F(StagedUnits, AStepAfterAnErrorIsAsIfThereHadBeenNone) {
 
 TEST_F(StagedUnits, AreRefusedOnGroupsThatMoveHostMemory) {
   run_ranks(2, [](const Group& host) {
-    Net net(kSizes);
+    Net net(kNetSizes);
     shard(net, DeviceMesh(host, "dp"));
     expect_error([&] { net.materialize(nn::Seed{3}, Device::cuda(0)); },
                  {"2 ranks on cuda:0", "moves host memory", "group_choice.h"});

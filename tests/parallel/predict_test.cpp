@@ -45,7 +45,7 @@ struct OwnModel : nn::Layer<OwnModel> {
   }
 };
 
-Tensor loss_of(nn::Module& model, std::span<const Tensor> in) {
+Tensor loss_of_own(nn::Module& model, std::span<const Tensor> in) {
   return cross_entropy(static_cast<OwnModel&>(model)(in[0]), in[1]);
 }
 
@@ -56,7 +56,7 @@ nn::PlannedModel own_model() {
                 const auto ids = [&] { return Tensor::empty({rows, 6}, DType::i32, device); };
                 return std::vector{ids(), ids()};
               },
-          .loss = loss_of,
+          .loss = loss_of_own,
           .styles = {{"blocks.*.up", nn::colwise()}, {"blocks.*.down", nn::rowwise()}},
           .capture =
               [](nn::PlannedModel::Step step) {

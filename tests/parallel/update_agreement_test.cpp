@@ -51,9 +51,9 @@ struct Training {
 };
 
 void lose_a_rank(const Group& group, bool captured, bool makes_update) {
-  constexpr int kSteps = 5;
+  constexpr int kUpdates = 5;
   Training alone(nullptr, false), training(group.get(), captured);
-  for (int i = 0; i < kSteps; ++i) alone.update(i), training.update(i);
+  for (int i = 0; i < kUpdates; ++i) alone.update(i), training.update(i);
   EXPECT_EQ(training.values(), alone.values());
   if (captured) { EXPECT_EQ(training.compiled->mode(), CompiledStep::Mode::replay) << training.compiled->why(); }
   if (group->rank() == 1) {
@@ -68,10 +68,10 @@ void lose_a_rank(const Group& group, bool captured, bool makes_update) {
     if (!makes_update) throw error;
   };
   if (makes_update) {
-    training.update(kSteps);
-    alone.update(kSteps);
+    training.update(kUpdates);
+    alone.update(kUpdates);
   } else {
-    expect_error([&] { training.update(kSteps); }, {"rank 1 is lost"});
+    expect_error([&] { training.update(kUpdates); }, {"rank 1 is lost"});
     EXPECT_EQ(training.optimizer->torn(), "");
   }
   EXPECT_EQ(calls, 1);
