@@ -119,6 +119,7 @@ std::string device_obstacle(const ir::Graph& graph) {
   const Program& program = graph.program;
   const Device device = device_of(program);
   if (device == Device::cpu()) return "the step runs on the host";
+  if (RankContext::current().is_ghost()) return "a ghost opens no device";
   for (const ir::Value& value : program.values)
     if (std::string why = value_obstacle(program, value, device); !why.empty()) return why;
   for (const std::size_t i : indices(program.nodes))

@@ -116,9 +116,13 @@ class Chooser {
   bool reach() {
     load_ = weigh(true);
     while (load_.peak > limit_) {
-      Cheapest best = cheapest_of(moves_at_peak());
-      if (best.move.gap < 0) best = cheapest_of(moves_back());
-      if (best.move.gap < 0) return false;
+      const Cheapest best = cheapest_of(moves_at_peak());
+      if (best.move.gap < 0) {
+        const Cheapest back = cheapest_of(moves_back());
+        if (back.move.gap < 0) return false;
+        do_move(back.move);
+        continue;
+      }
       const Over before = choice_[at(best.move.gap)];
       do_move(best.move);
       while (load_.peak > limit_ && do_alike(best, before)) {}
@@ -135,13 +139,18 @@ class Chooser {
     Move next{.over = best.move.over};
     for (const int gap : load_.at_peak)
       if (choice_[at(gap)] == before && model_.gaps()[at(gap)].kind == kind && may_move(gap) &&
-          (next.gap < 0 || model_.gaps()[at(gap)].first < model_.gaps()[at(next.gap)].first))
+          may_be(gap, next.over) && (next.gap < 0 || model_.gaps()[at(gap)].first < model_.gaps()[at(next.gap)].first))
         next.gap = gap;
     if (next.gap < 0) return false;
     const double price = price_of(next);
     if (!std::isfinite(price) || price > best.next) return false;
     do_move(next);
     return true;
+  }
+  // Gaps of a kind differ in what may become of them: the last block has no time for copies.
+  bool may_be(int gap, Over over) const {
+    const std::vector<Over> all = after(at(gap));
+    return std::ranges::find(all, over) != all.end();
   }
   bool may_move(int gap) const { return !is_fixed(at(gap)) && gap != stays_; }
 
