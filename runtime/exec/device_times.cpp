@@ -31,6 +31,14 @@ std::uint8_t track_of(Trace& trace, std::string_view queue, const Queue& of) {
 
 double seconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; }
 
+// A wait and its skew count at once, so that no window of time has the one without the other.
+void count_wait(const QueueItem& item) {
+  RankContext& rank = RankContext::current();
+  rank.waited_seconds += seconds(item.exposed);
+  rank.waited_skew_seconds += seconds(item.exposed_skew);
+  rank.state<WorkTimes>().add_wait(item);
+}
+
 }  // namespace
 
 DeviceTimes::DeviceTimes(const Queue& queue) : queue_(queue) { timed_queues().push_back(this); }
@@ -49,16 +57,13 @@ void DeviceTimes::awaited(std::uint64_t sequence, Mark compute) { waits_.push_ba
 // Items come one after the other: each is waited for until it has ended. Where compute has not come to its wait, which
 // is asked when the item is over, it does not wait.
 void DeviceTimes::expose(QueueItem& item) {
-  while (!waits_.empty() && waits_.front().sequence < item.sequence) waits_.pop_front();
   if (waits_.empty()) return;
   const std::int64_t came = time_of(waits_.front().compute);
   if (came == 0) return;
   const std::int64_t from = std::max(came, last_ended_);
   if (from >= item.ended) return;
   item.exposed = item.ended - from;
-  RankContext& rank = RankContext::current();
-  rank.waited_seconds += seconds(item.exposed);
-  if (Trace* const trace = rank.trace)
+  if (Trace* const trace = RankContext::current().trace)
     trace->add({.start = from,
                 .end = item.ended,
                 .name = kWaitName,
@@ -73,15 +78,20 @@ void DeviceTimes::collect() {
     Timed timed = std::move(items_.front());
     items_.pop_front();
     QueueItem& item = timed.item;
+    while (!waits_.empty() && waits_.front().sequence < item.sequence) waits_.pop_front();
+    const std::int64_t begun = time_of(timed.begun);
     item.ended = time_of(timed.ended);
-    item.started = std::min(time_of(timed.begun), item.ended);  // a clock may be set between two questions
-    if (item.ended == 0) continue;
+    item.started = std::min(begun, item.ended);  // a clock may be set between two questions
+    if (begun == 0 || item.ended == 0) continue;
     expose(item);
     last_ended_ = item.ended;
     RankContext& rank = RankContext::current();
     rank.state<WorkTimes>().add_times(item);
     if (rank.trace) add_span(*rank.trace, item, timed.flow, track_of(*rank.trace, item.queue, queue_));
-    if (!timed.shared) continue;
+    if (!timed.shared) {
+      count_wait(item);
+      continue;
+    }
     timed.shared->ran(item.started, item.ended);
     rank.state<WorkTimes>().add_shared(seconds(item.ended - item.started));
     if (item.exposed > 0) unshared_.push_back(std::move(timed));
@@ -91,18 +101,25 @@ void DeviceTimes::collect() {
 
 // What of the waits for an item went by until the last rank had come to it.
 void DeviceTimes::add_skews() {
-  if (unshared_.size() > kMostUnshared) unshared_.erase(unshared_.begin());
-  RankContext& rank = RankContext::current();
-  std::erase_if(unshared_, [&rank](Timed& timed) {
+  if (unshared_.size() > kMostUnshared) {
+    count_wait(unshared_.front().item);
+    unshared_.erase(unshared_.begin());
+  }
+  std::erase_if(unshared_, [](Timed& timed) {
     if (!timed.shared->is_skew_known()) return false;
     QueueItem& item = timed.item;
     const Skew skew = timed.shared->skew();
     const std::int64_t from = std::max(skew.from, item.ended - item.exposed), until = std::min(skew.until, item.ended);
     item.exposed_skew = std::max<std::int64_t>(until - from, 0);
-    rank.waited_skew_seconds += seconds(item.exposed_skew);
-    rank.state<WorkTimes>().add_skew(item);
+    count_wait(item);
     return true;
   });
+}
+
+void DeviceTimes::finish() {
+  collect();
+  for (const Timed& timed : unshared_) count_wait(timed.item);
+  unshared_.clear();
 }
 
 void DeviceTimes::clear() {

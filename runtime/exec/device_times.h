@@ -28,8 +28,10 @@ class DeviceTimes : NoCopy {
   void submitted(QueueItem item, std::uint64_t flow, Mark begun, Mark ended, std::shared_ptr<SharedWork> shared);
   /// Compute has come to `compute` and waits there for the work up to `sequence`.
   void awaited(std::uint64_t sequence, Mark compute);
-  /// Counts what is over.
+  /// Counts what is over; waits for what ranks share once they have compared.
   void collect();
+  /// Counts all that is over, of what was not compared the waits alone.
+  void finish();
   void clear();
 
  private:
@@ -49,7 +51,7 @@ class DeviceTimes : NoCopy {
   const Queue& queue_;
   std::deque<Timed> items_;      // in order; not collected
   std::deque<Wait> waits_;       // in order; for items that were not collected
-  std::vector<Timed> unshared_;  // counted, without what other ranks say
+  std::vector<Timed> unshared_;  // whose waits are not counted: other ranks have not said what they know
   std::int64_t last_ended_ = 0;
 };
 

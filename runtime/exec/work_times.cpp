@@ -40,18 +40,18 @@ WorkTime& WorkTimes::entry(const QueueItem& item) {
 void WorkTimes::add(const QueueItem& item) {
   count(item);
   add_times(item);
-  add_skew(item);
+  add_wait(item);
 }
 
 void WorkTimes::count(const QueueItem& item) { entry(item).calls += item.calls; }
 
-void WorkTimes::add_times(const QueueItem& item) {
-  WorkTime& time = entry(item);
-  time.seconds += seconds(item.ended - item.started);
-  time.exposed += seconds(item.exposed);
-}
+void WorkTimes::add_times(const QueueItem& item) { entry(item).seconds += seconds(item.ended - item.started); }
 
-void WorkTimes::add_skew(const QueueItem& item) { entry(item).skew += seconds(item.exposed_skew); }
+void WorkTimes::add_wait(const QueueItem& item) {
+  WorkTime& time = entry(item);
+  time.exposed += seconds(item.exposed);
+  time.skew += seconds(item.exposed_skew);
+}
 
 std::vector<WorkTime> WorkTimes::list() const { return {all_.begin(), all_.end()}; }
 

@@ -37,7 +37,7 @@ class WorkTimes : NoCopy {
   /// The same in parts, for work whose times are known later.
   void count(const QueueItem& item);
   void add_times(const QueueItem& item);
-  void add_skew(const QueueItem& item);
+  void add_wait(const QueueItem& item);
   /// Seconds of collectives on devices.
   double shared_seconds() const { return shared_seconds_; }
   void add_shared(double seconds) { shared_seconds_ += seconds; }

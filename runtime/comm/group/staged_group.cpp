@@ -139,6 +139,7 @@ void StagedGroup::issue(Collective call, const CollectiveSite& site) {
 
   // Two items of the queue for one collective.
   const std::size_t limit = std::min(site.max_in_flight, QueueWork::kUnlimited / 2) * 2;
+  const auto shared = std::make_shared<SharedWork>();
   const Event copied = queue.submit({.name = site.name,
                                      .subject = site.subject,
                                      .bytes = bytes,
@@ -148,9 +149,8 @@ void StagedGroup::issue(Collective call, const CollectiveSite& site) {
                                          },
                                      .loans = site.loans,
                                      .max_in_flight = limit},
-                                    {.calls = 0});
+                                    {.shared = shared, .calls = 0});
   host_queue.wait(copied);
-  const auto shared = std::make_shared<SharedWork>();
   const Event moved =
       host_queue.submit({.name = site.name,
                          .subject = site.subject,
@@ -160,8 +160,8 @@ void StagedGroup::issue(Collective call, const CollectiveSite& site) {
                               part = std::string(site.part)]() mutable {
                                const comm::SubjectScope scope(subject, part);
                                lane.run(call);
-                               if (const std::vector<Skew> skews = skews_here(); !skews.empty())
-                                 shared->set_skew(skews.back());
+                               const std::vector<Skew> skews = skews_here();
+                               shared->set_skew(skews.empty() ? Skew{} : skews.back());
                                memory.reset();  // the item itself stays until it is waited for
                              },
                          .abort = [&lane](std::string_view reason) { lane.abort(reason); }});
