@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -112,8 +113,9 @@ std::shared_ptr<SharedWork> NcclGroup::announce(const Collective& call, const Co
     shared = times.next();
     compared = times.due();
   }
-  RankContext::current()
-      .queue(site.queue.name())
+  RankContext& rank = RankContext::current();
+  const auto waited = std::pair(rank.waited_seconds, rank.waited_skew_seconds);
+  rank.queue(site.queue.name())
       .submit({.name = site.name,  // without a subject, which counts the work of the device
                .bytes = call.bytes(),
                .run =
@@ -132,6 +134,8 @@ std::shared_ptr<SharedWork> NcclGroup::announce(const Collective& call, const Co
                    },
                .abort = [host = host_](std::string_view reason) { host->abort(reason); },
                .max_in_flight = kMostMeetings});
+  // What the host waits for, so as not to run ahead, counts once compute waits for it.
+  std::tie(rank.waited_seconds, rank.waited_skew_seconds) = waited;
   return shared;
 }
 
