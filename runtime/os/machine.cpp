@@ -60,7 +60,8 @@ int look_at(dl_phdr_info* object, std::size_t, void* result) {
 std::string cpu_model() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+    if (const std::size_t at = line.find(": "); line.starts_with("model name") && at != line.npos)
+      return line.substr(at + 2);
   return "unknown";
 }
 
