@@ -34,7 +34,7 @@ const std::vector<WrongCall> kWrongCalls = {
     {"train {config} --numerics layout_free --accumulate 2", kUsage, {"accumulate = 2", "leave accumulate out"}},
     {"train {config} --numerics layout_free --leaves 6", kUsage, {"leaves = 6", "take 4 or 8"}},
     {"train {config} --numerics layout_free --batch 12", kUsage, {"batch = 12", "leaves = 8", "a multiple of 8"}},
-    {"train {config} --numerics layout_free --sums fast", kUsage, {"sums = fast", "an order of its own"}},
+    {"train {config} --numerics layout_free --sums fast", kUsage, {"sums = fast", "layout_free needs ordered"}},
     {"train {config} --numerics layout_free --reduce-dtype bf16", kUsage, {"reduce_dtype = bf16", "leave it at f32"}},
     {"train {config} --numerics exact", kUsage, {"numerics must be default or layout_free", "\"exact\""}},
     // ---- commands ----

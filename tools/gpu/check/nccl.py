@@ -29,7 +29,7 @@ def units(of):
             side = turn(["sherd", "bench", "--child", "step", "--model", model, "--device", "cuda", *flags], steps, of.bundle)
             seconds[name].append(side.seconds)
     ours, plain = (statistics.median(seconds[name]) for name in ("units", "plain"))
-    print(json.dumps({"name": "nccl.units", "value": ours * 1e3, "unit": "ms", "limit": plain * 1e3, "ratio": ours / plain,
+    print(json.dumps({"name": "nccl.units", "value": ours * 1e3, "unit": "ms", "limit": plain * 1e3, "ratio": ours / plain, "peer": "without units",
                       "rounds": seconds["units"], "peer_rounds": seconds["plain"]}))
     print(json.dumps({"name": "nccl.units_of_plain", "value": round(ours / plain, 4)}))
 
