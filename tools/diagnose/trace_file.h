@@ -1,5 +1,7 @@
 #pragma once
 // A trace of `sherd train --trace`, as far as it says what each call of rank 0 takes.
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 
