@@ -128,7 +128,7 @@ bool DeviceModel::covers(const CallWork& work) const {
   if (work.kind == WorkKind::issue) return true;
   if (!is_product(work.kind)) return byte_rate(*this, work.kind).covers(work.bytes);
   const Rate* const rate = product_rate(*this, work);
-  return rate && rate->covers(work.flops);
+  return rate && rate->covers(work.flops) && !rate->source.starts_with("extrapolated");
 }
 
 }  // namespace sherd

@@ -107,11 +107,11 @@ Option option_of(const TrainConfig& config, const PlannedFor& planned) {
   Option option{.config = config};
   try {
     option.forecast = forecast(config, planned.ranks, planned.vocabulary);
+    if (planned.cluster) option.simulated = simulate(option.forecast.step, *planned.cluster);
   } catch (const Error& error) {
+    option.forecast = {};
     option.left_out = said_of(error);
-    return option;
   }
-  if (planned.cluster) option.simulated = simulate(option.forecast.step, *planned.cluster);
   return option;
 }
 

@@ -49,6 +49,14 @@ std::string age_of(const Calibration& calibration) {
   return days <= kOldDays ? age : fmt::format("{}, which is long; {}", age, advice(calibration.ranks));
 }
 
+// A calibration measures f32 and bf16; products of f16 cost about what those of bf16 do.
+void fill(std::map<DType, Rate>& rates) {
+  for (const DType missing : {DType::bf16, DType::f16, DType::f32})
+    for (const DType like : {DType::bf16, DType::f32, DType::f16})
+      if (const auto found = rates.find(like); found != rates.end() && !rates.contains(missing))
+        rates.emplace(missing, Rate{found->second.points, fmt::format("extrapolated from {}", name(like))});
+}
+
 }  // namespace
 
 std::string machine_name() { return fmt::format("{}, {}", cpu_model(), instruction_level().name); }
@@ -58,14 +66,16 @@ std::string calibration_file(const std::string& folder, int ranks) {
                      ranks);
 }
 
-std::string mismatch_of(const Calibration& calibration, int ranks) {
+std::string mismatch_of(const Calibration& calibration, int ranks, int threads) {
   if (calibration.device.name != machine_name()) return "of another machine, " + calibration.device.name;
   if (calibration.ranks != ranks) return fmt::format("with {}, not {}", number(calibration.ranks, "rank"), ranks);
   if (calibration.build != build_id()) return "by another build";
+  if (threads > 0 && calibration.threads != threads)
+    return fmt::format("with {} of a rank, not {}", number(calibration.threads, "thread"), threads);
   return "";
 }
 
-FoundCalibration find_calibration(int ranks, const std::string& folder) {
+FoundCalibration find_calibration(int ranks, const std::string& folder, int threads) {
   if (folder.empty()) return {.text = "not calibrated: SHERD_CACHE is set to nothing, or there is no home"};
   const std::string path = calibration_file(folder, ranks);
   std::ifstream file(path);
@@ -73,7 +83,7 @@ FoundCalibration find_calibration(int ranks, const std::string& folder) {
   const std::string text(std::istreambuf_iterator<char>(file), {});
   try {
     FoundCalibration found{.made = parse_calibration(text, path)};
-    const std::string mismatch = mismatch_of(*found.made, ranks);
+    const std::string mismatch = mismatch_of(*found.made, ranks, threads);
     found.text = fmt::format("calibrated {}{}{}", age_of(*found.made), mismatch.empty() ? "" : "; ", mismatch);
     return found;
   } catch (const Error& error) {
@@ -95,6 +105,8 @@ Cluster calibrated_cluster(Calibration calibration, int ranks, const Links& link
                   .axes = link_prices(links),
                   .measured = std::move(calibration.calls),
                   .core_share = calibration.core_share};
+  fill(cluster.device.products);
+  fill(cluster.device.attention);
   if (const auto found = cluster.device.links.find("ranks"); found != cluster.device.links.end())
     cluster.in = found->second;
   return cluster;

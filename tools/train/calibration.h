@@ -20,13 +20,14 @@ struct FoundCalibration {
   std::optional<Calibration> made{};
   std::string text{};
 };
-/// Looks into the cache folder (os/settings.h).
-FoundCalibration find_calibration(int ranks, const std::string& folder = cache_folder());
+/// Looks into the cache folder (os/settings.h). `threads` of each rank; 0: not known.
+FoundCalibration find_calibration(int ranks, const std::string& folder = cache_folder(), int threads = 0);
 
 /// What of a calibration does not hold for `ranks` ranks of this machine: "of another machine, ..."; empty: all holds.
-std::string mismatch_of(const Calibration& calibration, int ranks);
+std::string mismatch_of(const Calibration& calibration, int ranks, int threads = 0);
 
-/// So many ranks on this host, by a calibration of it; `links` shape axes.
+/// So many ranks on this host, by a calibration of it; `links` shape axes. Products of a type that was not measured
+/// take those of bf16, else of f32, and count as extrapolated.
 Cluster calibrated_cluster(Calibration calibration, int ranks, const Links& links);
 /// What a shaped link between ranks takes, by axis; "" is of all that have none of their own.
 std::map<std::string, LinkPrice, std::less<>> link_prices(const Links& links);

@@ -1,5 +1,7 @@
 #include "tools/train/predicted_run.h"
 
+#include "runtime/comm/job/hosts.h"
+#include "runtime/cpu/parallel.h"
 #include "runtime/exec/simulate.h"
 #include "runtime/tensor/indices.h"
 #include "tools/train/calibration.h"
@@ -15,14 +17,22 @@ void price(PredictedRun& predicted, const Timeline& step, const TrainConfig& con
     predicted.prices = "not calibrated: calibrations are of CPUs; sherd plan --device-model prices a GPU";
     return;
   }
-  FoundCalibration found = find_calibration(ranks);
+  if (const RankInfo rank = discover_rank(); rank.world_size == ranks && has_other_hosts(rank)) {
+    predicted.prices = "not calibrated: ranks are on several hosts, and calibrations are of one; sherd plan --fabric";
+    return;
+  }
+  FoundCalibration found = find_calibration(ranks, cache_folder(), threads());
   predicted.prices = std::move(found.text);
   if (!found.made) return;
-  const Simulation simulated = simulate(step, calibrated_cluster(std::move(*found.made), ranks, config.link));
-  if (simulated.is_extrapolated) predicted.prices += "; extrapolated beyond the sizes that it has measured";
-  predicted.seconds = simulated.seconds;
-  const Simulation::RankTimes& rank = simulated.of(0);
-  predicted.exposed = rank.transfer + rank.throttle + rank.skew;
+  try {
+    const Simulation simulated = simulate(step, calibrated_cluster(std::move(*found.made), ranks, config.link));
+    if (simulated.is_extrapolated) predicted.prices += "; extrapolated beyond the sizes and types that it has measured";
+    predicted.seconds = simulated.seconds;
+    const Simulation::RankTimes& rank = simulated.of(0);
+    predicted.exposed = rank.transfer + rank.throttle + rank.skew;
+  } catch (const Error& error) {  // a prediction is no reason to end a run
+    predicted.prices += fmt::format("; not priced: {}", error.message());
+  }
 }
 
 std::string line(std::string_view name, const std::string& text) { return fmt::format("  {:<15} {}\n", name, text); }
