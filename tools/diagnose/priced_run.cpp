@@ -28,8 +28,12 @@ TrainConfig step_of(TrainConfig config) {
   config.data.clear();
   config.metrics.clear();
   config.trace.clear();
+  config.trace_steps = "";
   config.save.clear();
   config.save_every = 0;
+  config.save_async = config.overwrite = false;
+  config.on_nonfinite = "stop";
+  config.spike = 0;
   config.resume.clear();
   config.init_from.clear();
   config.dump_graph.clear();
@@ -51,7 +55,8 @@ std::vector<FabricModel::Point> curve_of(const std::map<double, Transfers>& by_b
   }
   const double slope = n > 1 ? (n * xy - x * y) / (n * xx - x * x) : 0;
   const double fewest = by_bytes.begin()->second.seconds / by_bytes.begin()->second.calls;
-  const double at_none = std::clamp(n > 1 ? (y - slope * x) / n : LinkPrice().call_seconds, 2e-6, 0.9 * fewest);
+  const double most = 0.9 * fewest;
+  const double at_none = std::clamp(n > 1 ? (y - slope * x) / n : LinkPrice().call_seconds, std::min(2e-6, most), most);
   std::vector<FabricModel::Point> curve{{ranks, 1, at_none}};
   for (const auto& [bytes, transfers] : by_bytes)
     curve.push_back({ranks, bytes, std::max(transfers.seconds / transfers.calls, curve.back().seconds)});
