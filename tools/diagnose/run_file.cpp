@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/tensor/indices.h"
+#include "tools/diagnose/shares.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/version.h"
 
@@ -34,10 +35,13 @@ class Line {
   double number(const json& object, const char* key) const {
     const auto found = object.is_object() ? object.find(key) : object.end();
     if (found == object.end()) fail_here("there is no \"{}\"", key);
-    if (!found->is_number()) fail_here("\"{}\" is {}, and should be a number", key, found->dump());
-    const auto value = found->get<double>();
-    if (!(value >= 0 && value <= kMost)) fail_here("\"{}\" is {}, and should be from 0 to 1e18", key, value);
-    return value;
+    return number(*found, std::string_view(key));
+  }
+  double number(const json& value, std::string_view what) const {
+    if (!value.is_number()) fail_here("\"{}\" is {}, and should be a number", what, value.dump());
+    const auto number = value.get<double>();
+    if (!(number >= 0 && number <= kMost)) fail_here("\"{}\" is {}, and should be from 0 to 1e18", what, number);
+    return number;
   }
   std::int64_t count(const json& object, const char* key) const {
     return static_cast<std::int64_t>(number(object, key));
@@ -76,11 +80,14 @@ RunTimes read_times(const Line& line, const json& object) {
   const json& steps = line.object(object, "step_seconds");
   times.steps.p50 = line.number(steps, "p50");
   times.steps.mad = line.number(steps, "mad");
-  for (const json& rank : line.list(object, "ranks"))
-    times.ranks.push_back({.rank = static_cast<int>(line.count(rank, "rank")),
+  for (const json& rank : line.list(object, "ranks")) {
+    if (std::cmp_not_equal(line.count(rank, "rank"), times.ranks.size()))
+      line.fail_here("\"ranks\" has rank {} in the place of rank {}", line.count(rank, "rank"), times.ranks.size());
+    times.ranks.push_back({.rank = static_cast<int>(times.ranks.size()),
                            .host = line.text(rank, "host"),
                            .calls = line.count(rank, "calls"),
                            .median_seconds = line.number(rank, "median_lateness_seconds")});
+  }
   for (const json& rank : line.list(object, "stragglers")) {
     const auto known = [&] { return rank.is_number_unsigned() && rank.get<std::size_t>() < times.ranks.size(); };
     if (!known()) line.fail_here("a straggler is no rank: {}", rank.dump());
@@ -91,8 +98,9 @@ RunTimes read_times(const Line& line, const json& object) {
   return times;
 }
 
-std::vector<RankHost> read_hosts(const Line& line, const json& host, int ranks) {
-  std::vector<RankHost> hosts(static_cast<std::size_t>(ranks));
+// A run that has lost replicas, or that goes on with fewer ranks, has fewer than its header says.
+std::vector<RankHost> read_hosts(const Line& line, const json& host) {
+  std::vector<RankHost> hosts(line.list(host, "cpu").size());
   const std::pair<const char*, double RankHost::*> counts[] = {
       {"cpu", &RankHost::cpu},
       {"minor_faults", &RankHost::minor_faults},
@@ -106,19 +114,17 @@ std::vector<RankHost> read_hosts(const Line& line, const json& host, int ranks) 
   for (const auto& [key, count] : counts) {
     const json& of_ranks = line.list(host, key);
     if (of_ranks.size() != hosts.size())
-      line.fail_here("\"{}\" is of {} ranks, and the run has {}", key, of_ranks.size(), ranks);
-    for (const std::size_t r : indices(hosts)) {
-      if (!of_ranks[r].is_number()) line.fail_here("\"{}\" has {}, which is no number", key, of_ranks[r].dump());
-      hosts[r].*count = of_ranks[r].get<double>();
-    }
+      line.fail_here("\"{}\" is of {} ranks, and \"cpu\" of {}", key, of_ranks.size(), hosts.size());
+    for (const std::size_t r : indices(hosts)) hosts[r].*count = line.number(of_ranks[r], std::string_view(key));
   }
   return hosts;
 }
 
-StepMetrics read_step(const Line& line, const json& object, int ranks) {
+StepMetrics read_step(const Line& line, const json& object) {
   StepMetrics m;
   m.step = line.count(object, "step");
   m.tokens = line.count(object, "tokens");
+  if (m.tokens == 0) line.fail_here("\"tokens\" is 0, and a step has some");
   m.step_seconds = line.number(object, "step_seconds");
   const auto seconds = object.find("seconds");
   if (seconds == object.end())
@@ -137,15 +143,15 @@ StepMetrics read_step(const Line& line, const json& object, int ranks) {
     m.val_loss = object.at("val_loss").get<double>();
   if (object.contains("memory_peak_bytes")) m.memory_peak_bytes = line.count(object, "memory_peak_bytes");
   if (object.contains("run_times")) m.times = read_times(line, object.at("run_times"));
-  if (m.times && object.contains("host")) m.times->hosts = read_hosts(line, object.at("host"), ranks);
+  if (m.times && object.contains("host")) m.times->hosts = read_hosts(line, object.at("host"));
   return m;
 }
 
 void set_config(ConfigTable& table, const json& config, const std::string& prefix, std::vector<std::string>& unknown) {
   for (const auto& [name, value] : config.items()) {
     const std::string key = prefix + name;
-    if (value.is_object()) set_config(table, value, key + ".", unknown);
-    else if (!table.contains(key)) unknown.push_back(key);
+    if (value.is_object() && prefix.empty()) set_config(table, value, key + ".", unknown);
+    else if (value.is_structured() || !table.contains(key)) unknown.push_back(key);
     else if (!value.is_null()) table.set_text(key, value.is_string() ? value.get<std::string>() : value.dump(), key);
   }
 }
@@ -195,6 +201,7 @@ RunFile read_run(const std::string& path) {
   int number = 0;
   std::int64_t steps = 0;
   bool is_cut = false;
+  std::size_t hosts = 0;  // ranks of the last evaluation
   for (std::string text; std::getline(file, text);) {
     const Line line(path, ++number);
     if (is_cut) Line(path, number - 1).fail_here("it is cut off, and others follow: two programs have written here");
@@ -202,6 +209,7 @@ RunFile read_run(const std::string& path) {
     if (number == 1) {
       if (!object.is_object()) line.fail_here("it is no JSON object, as a metrics file of `sherd train` begins with");
       read_header(line, object, run);
+      hosts = static_cast<std::size_t>(run.ranks);
       continue;
     }
     is_cut = !object.is_object();
@@ -211,7 +219,8 @@ RunFile read_run(const std::string& path) {
           "another run begins here, and means over two say nothing: give each a file of its own "
           "(head -n {} has the first)",
           number - 1);
-    StepMetrics metrics = read_step(line, object, run.ranks);
+    StepMetrics metrics = read_step(line, object);
+    if (metrics.times && !metrics.times->hosts.empty()) hosts = metrics.times->hosts.size();
     if (++steps > kSettling) run.settled.push_back({number, std::move(metrics)});
   }
   check_usage(number > 0, "{} is empty; give the file that `sherd train --metrics` wrote", path);
@@ -220,6 +229,10 @@ RunFile read_run(const std::string& path) {
   check_usage(run.settled.size() >= kFewestSteps,
               "{} has {} steps; a diagnosis wants {}, as the first {} record what the others do: train for more", path,
               steps, kFewestSteps + kSettling, kSettling);
+  check_usage(run.step_seconds() > 0 && shares_of(run).total() > 0, "{}: the steps take 0 seconds, as it says", path);
+  if (std::cmp_not_equal(hosts, run.ranks))
+    run.notes.push_back(
+        fmt::format("the run began on {} ranks and was on {} at its last evaluation", run.ranks, hosts));
   if (std::ranges::none_of(run.settled, [](const StepLine& line) { return line.metrics.times.has_value(); }))
     run.notes.push_back(
         "no evaluation is in it, whose lines say what units and ranks take; give --eval-every, or let the run end");
