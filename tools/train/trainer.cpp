@@ -27,8 +27,12 @@ DivergenceRule divergence_rule(Run& run) {
           .spike = run.config.spike};
 }
 
+/// Sequences of a step of all ranks: fewer than the batch where replicas are lost that nobody stands in for.
+std::int64_t sequences_of_step(const Run& run) { return run.rows.count * run.mesh->num_data_ranks(); }
+
 double seconds_at_peak(Run& run) {
-  const double flops = step_flops(run.config, run.step->model().num_parameters());
+  const double made = static_cast<double>(sequences_of_step(run)) / static_cast<double>(run.config.batch);
+  const double flops = made * step_flops(run.config, run.step->model().num_parameters());
   const double peak = peak_flops(run.config, *run.group);
   return peak > 0 ? flops / peak : 0;
 }
@@ -94,7 +98,7 @@ void Steps::make(std::int64_t step) {
   StepMetrics known;
   known.step = step + 1;
   known.lr = run_.step->learning_rate(step);
-  known.tokens = run_.rows.count * run_.mesh->num_data_ranks() * config_.model.sequence;
+  known.tokens = sequences_of_step(run_) * config_.model.sequence;
   if (run_.saves->is_in_flight()) {
     const nn::AsyncSaver::Counts now = *run_.saves->counts();
     known.save = {now.copied_bytes - before->copied_bytes, now.copy_seconds - before->copy_seconds};
