@@ -25,6 +25,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SEED = 3600
+LIMIT = 300  # seconds of a run
 LINKS = ["", "", "1e9,20e-6", "2e8,0", "dp=4e8,0;replicate=5e7,0"]
 STEP = re.compile(r"; ([\d.e+-]+) ms a step predicted, ([\d.e+-]+) measured")
 JITTER = re.compile(r"p50 ([\d.]+)[^\n]*?mad ([\d.]+)", re.I)
@@ -71,7 +72,10 @@ def run_once(sherd, ranks, flags, data):
     command = [sherd, "train", "--data", data, "--steps", "30", "--eval-batches", "1", "--vocabulary", "bytes", *flags]
     if ranks > 1:
         command = [sherd, "run", "-n", str(ranks), "--", *command]
-    end = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
+    try:
+        end = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        return 124, "", f"took more than {LIMIT} s"
     return end.returncode, end.stdout, end.stderr
 
 
