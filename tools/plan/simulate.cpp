@@ -194,8 +194,8 @@ std::string simulation_text(const Comparison& result, const Played& played) {
   return text;
 }
 
-std::string simulation_json(const Comparison& result) {
-  nlohmann::ordered_json json{{"seconds", result.all.seconds}, {"seconds_without", result.without}};
+std::string simulation_json(const Comparison& result, const std::string& prices) {
+  nlohmann::ordered_json json{{"prices", prices}, {"seconds", result.all.seconds}, {"seconds_without", result.without}};
   json["lost"] = nlohmann::ordered_json::object();
   for (const auto& [cause, seconds] : result.lost) json["lost"][cause] = seconds;
   for (const Share& share : shares_of(result.all))
@@ -230,8 +230,9 @@ Played of_timeline(Timeline step, const SimulateFlags& flags) {
               step.ranks);
   check_usage(step.ranks <= kMostPlannedRanks, "the timeline is of {} ranks; at most {} can be simulated", step.ranks,
               kMostPlannedRanks);
+  check_usage(!flags.cluster.device_model.empty(),
+              "a timeline does not say what device it is of, and is priced by none of itself; give --device-model");
   auto cluster = cluster_of(flags.cluster, step.ranks, {});
-  check_usage(cluster.has_value(), "sherd simulate is about times; give --device-model");
   return {std::move(step), std::move(*cluster)};
 }
 
@@ -242,7 +243,13 @@ Played of_config(TrainConfig config, const SimulateFlags& flags) {
   check_usage(ranks >= 1 && ranks <= kMostPlannedRanks, "{} ranks: at most {} can be simulated", ranks,
               kMostPlannedRanks);
   auto cluster = cluster_of(flags.cluster, static_cast<int>(ranks), config.link);
-  check_usage(cluster.has_value(), "sherd simulate is about times; give --device-model");
+  if (flags.cluster.device_model.empty() && config.plan.device != Device::cpu()) cluster.reset();
+  check_usage(cluster.has_value(),
+              "sherd simulate is about times, and this machine's calibration prices CPUs of one host: give "
+              "--device-model{}",
+              flags.cluster.device_model.empty() && config.plan.device == Device::cpu()
+                  ? fmt::format(", or sherd calibrate --ranks {}", ranks)
+                  : "");
   if (is_preset_device(flags.cluster.device_model)) config.plan.device = Device::cuda(0);
   config.memory_limit = 0;
   config.link = {};
@@ -268,7 +275,9 @@ int simulate_and_print(const Played& played, const SimulateFlags& flags, const T
     trace = open_output(config.trace, "trace");
   }
   const Comparison result = as_usage([&] { return compare(played, options); });
-  fmt::print("{}", flags.json ? simulation_json(result) : simulation_text(result, played));
+  const std::string prices = fmt::format("{}: {}", played.cluster.device.name, played.cluster.device.source);
+  fmt::print("{}", flags.json ? simulation_json(result, prices) : simulation_text(result, played));
+  if (!flags.json && flags.cluster.device_model.empty()) fmt::print("\nPriced by {}\n", prices);
   if (!trace) return kDone;
   std::vector<std::string> events;
   for (const Simulation::RankSpans& spans : result.all.spans) events.push_back(simulated_events(spans));
