@@ -188,9 +188,7 @@ class Planning {
     Report report{.searched = found.text()};
     options_ = std::move(found.best);
     Answer answer = answer_of(options_, planned_, size_);
-    if (options_.empty())
-      answer.sentences = {fmt::format("No way fits into {}: a rank holds {} at least. Take more ranks or fewer tokens.",
-                                      format_bytes(planned_.memory_limit), format_bytes(found.least_bytes))};
+    if (options_.empty()) answer.sentences = {found.why_none(planned_.memory_limit)};
     print(answer, std::move(report));
     return kDone;
   }

@@ -71,6 +71,11 @@ class Search {
   double slowest_of_best() const {
     return found_.best.size() < options_.best ? HUGE_VAL : found_.best.back().simulated->seconds;
   }
+  /// A way that holds so many bytes at least.
+  void leave_out_of(std::int64_t bytes) {
+    ++found_.too_large;
+    found_.least_bytes = std::min(found_.least_bytes, bytes);
+  }
   bool fits(std::int64_t bytes) const { return planned_.memory_limit == 0 || bytes <= planned_.memory_limit; }
 
   void bound_passes() {
@@ -84,7 +89,7 @@ class Search {
     for (std::size_t i = 0; i < space_.ways().size(); ++i) {
       const PassBound& pass = passes_.at(pass_key(space_, way(i)));
       if (!pass.left_out.empty()) ++found_.left_out[pass.left_out];
-      else if (!fits(std::llround(pass.activations))) ++found_.too_large;
+      else if (!fits(std::llround(pass.activations))) leave_out_of(std::llround(pass.activations));
       else queue_.push({least_seconds(pass, way(i).micro_batches), i, false});
     }
   }
@@ -140,8 +145,7 @@ class Search {
       return;
     }
     const Least least = this->least(waiting.way);
-    found_.least_bytes = std::min(found_.least_bytes, least.bytes);
-    if (!fits(least.bytes)) ++found_.too_large;
+    if (!fits(least.bytes)) leave_out_of(least.bytes);
     else queue_.push({std::max(waiting.seconds, least.seconds), waiting.way, true});
   }
 
@@ -156,6 +160,7 @@ class Search {
     if (least.seconds > seconds * (1 + kRounding) || least.bytes > option.forecast.memory.bytes) ++found_.broken_bounds;
     if (!fits(option.forecast.memory.bytes)) {
       ++found_.tried_too_large;
+      found_.least_bytes = std::min(found_.least_bytes, option.forecast.memory.bytes);
       return;
     }
     option.name = space_.name(way(index));
@@ -193,6 +198,17 @@ std::vector<std::string> Found::text() const {
     lines.push_back(
         fmt::format("{} of the forecasts are below their bounds, which may have left out better ways", broken_bounds));
   return lines;
+}
+
+std::string Found::why_none(std::int64_t memory_limit) const {
+  if (tried + too_large + not_searched == 0 && !left_out.empty()) {
+    const auto most = std::ranges::max_element(left_out, {}, [](const auto& why) { return why.second; });
+    return fmt::format("No way can be run: {}.", most->first);
+  }
+  const std::string none = not_searched > 0 ? "None of those tried fits" : "No way fits";
+  return fmt::format(
+      "{} into {}: a rank holds {} at least. {}.", none, format_bytes(memory_limit), format_bytes(least_bytes),
+      not_searched > 0 ? "Give more --tries, more ranks or fewer tokens" : "Take more ranks or fewer tokens");
 }
 
 Found search(const SearchSpace& space, const PlannedFor& planned, const SearchOptions& options) {

@@ -26,9 +26,10 @@ struct Found {
   double untried_seconds = 0;                     ///< what others take at least; 0: there are none
   std::size_t not_searched = 0;                   ///< others, that `tries` has left
   std::size_t broken_bounds = 0;                  ///< of `tried`: took or held less than its bounds say
-  std::int64_t least_bytes = 0;                   ///< what a rank holds at least, in any way that can be run
+  std::int64_t least_bytes = 0;                   ///< what a rank holds at least, in any way that was left out for it
   std::map<std::string, std::size_t> left_out{};  ///< ways that cannot be run, by why
   std::vector<std::string> text() const;          ///< lines of it
+  std::string why_none(std::int64_t memory_limit) const;  ///< a sentence, where `best` is empty
 };
 
 /// Ways in the order of what they take at least, until that is more than the last of the best takes. `planned` has a
