@@ -33,6 +33,7 @@ using namespace calibrate;
 
 constexpr int kMostRanks = 64;
 constexpr std::size_t kLeastRuns = 4;  // those of the smallest size
+constexpr std::string_view kCalibrationBeginning = R"({"build": )";
 constexpr std::string_view kUsageText =
     "usage: sherd calibrate [--ranks N] [--out FILE]\n\nMeasures this machine for predictions: trains small models on "
     "as "
@@ -146,12 +147,20 @@ std::int64_t host_memory() {
   return static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::int64_t>(::sysconf(_SC_PAGE_SIZE));
 }
 
+/// The file of --out, before anything is measured; none without.
+OutputFile open_out(const CalibrateFlags& flags) {
+  if (flags.out.empty()) return nullptr;
+  check_replaceable(flags.out, "calibration", kCalibrationBeginning);
+  return open_output(flags.out, "calibration");
+}
+
 int measure(const CalibrateFlags& flags, const std::shared_ptr<ProcessGroup>& group) {
   const auto start = std::chrono::steady_clock::now();
   set_world_group(group);
   const CpuShare share = share_cpus(*group, flags.threads);
   set_threads(share.threads);
   const bool tells = group->rank() == 0;
+  const OutputFile out = tells ? open_out(flags) : nullptr;
   if (tells) fmt::print("{}, {}\n{}", machine_name(), share.text, share.warning.empty() ? "" : share.warning + "\n");
   const Between between = measured_between(*group);
   const std::vector<TrainConfig> configs = calibrated_runs(group->size());
@@ -181,8 +190,8 @@ int measure(const CalibrateFlags& flags, const std::shared_ptr<ProcessGroup>& gr
                configs.size() - runs.size(), configs.size());
   fmt::print("{:.1f} us a call beside its work; {} rows in their types, {:.0f} s\n", 1e6 * made.device.call_seconds,
              made.calls.rows.size(), seconds_of(start));
-  if (flags.out.empty()) fmt::print("{}", keep(made, cache_folder()));
-  else write_all(open_output(flags.out, "calibration"), print(made), "calibration", flags.out);
+  if (!out) fmt::print("{}", keep(made, cache_folder()));
+  else write_all(out, print(made), "calibration", flags.out);
   std::fflush(stdout);
   return kDone;
 }
@@ -217,7 +226,10 @@ int run_calibrate(std::span<const std::string_view> args) {
                                         : std::min(allowed_cpus().count(), kMostRanks);
   check_usage(flags.ranks == 0 || flags.ranks == ranks, "--ranks {}, and {} has started {}", flags.ranks, rank.source,
               rank.world_size);
-  if (ranks > 1 && rank.world_size == 1) return start_ranks(args, ranks);
+  if (ranks > 1 && rank.world_size == 1) {
+    open_out(flags);  // wrong is said once
+    return start_ranks(args, ranks);
+  }
   return measure(flags, ranks > 1 ? world_group() : make_single_group());
 }
 
