@@ -53,7 +53,8 @@ class WorkTimes : NoCopy {
 };
 
 /// Times of the calling thread's rank since it began. Work of a host queue counts once it was waited for; a call of a
-/// device queue when it is submitted, its times when it is over (device_times.h), its skew once ranks have compared.
+/// device queue when it is submitted, its times when it is over (device_times.h), what compute has waited for of a
+/// collective once ranks have compared.
 std::vector<WorkTime> work_times();
 
 }  // namespace sherd
