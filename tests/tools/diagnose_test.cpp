@@ -193,6 +193,14 @@ TEST_F(Diagnose, PrefetchThatIsOff) {
   EXPECT_TRUE(finding.is_simulated);
   EXPECT_GT(finding.gain, 0.6 * written.gather_seconds()) << "all but the first hide";
   EXPECT_LE(finding.gain, written.gather_seconds());
+  written.config.save = "somewhere";  // what only goes with a folder or a file hides no finding
+  written.config.save_every = 100;
+  written.config.save_async = written.config.overwrite = true;
+  written.config.on_nonfinite = "rollback";
+  written.config.spike = 3;
+  written.config.trace = "trace.json";
+  written.config.trace_steps = "4:5";
+  EXPECT_EQ(first(written, "prefetch_off").command, finding.command);
 }
 
 TEST_F(Diagnose, UnitsThatAreTooCoarseOrTooFine) {
@@ -398,8 +406,33 @@ TEST_F(Diagnose, RefusesWhatIsNoRun) {
   expect_refused(bare, {"line 24", "\"p50\""});
   bare.replace(bare.find("\"step_seconds\":{"), 16, "\"step_second\":{");
   expect_refused(bare, {"line 24", "step_seconds"});
+  WrittenRun wrong;
+  wrong.times.ranks[0].rank = 7;
+  expect_refused(wrong.text(), {"line 24", "rank 7 in the place of rank 0"});
+  wrong = {};
+  wrong.times.hosts[1].cpu = -1;
+  expect_refused(wrong.text(), {"line 24", "\"cpu\" is -1"});
+  bare = good;
+  bare.replace(bare.find("\"tokens\":"), 9, "\"tokens\":0,\"x\":");
+  expect_refused(bare, {"line 2", "\"tokens\" is 0"});
+  wrong = {};
+  wrong.step.seconds = {};
+  expect_refused(wrong.text(), {"0 seconds"});
+  bare = good;
+  bare.replace(bare.find("\"model\":{"), 9, "\"model\":{\"x\":{\"layers\":1},");
+  EXPECT_NE(read(bare).notes.at(0).find("model.x"), std::string::npos);
   const std::string trace = dir_.write("trace.json", "{\"traceEvents\":[{\"ph\":");
   expect_error([&] { read_trace(trace); }, {"--trace", "cut off"});
+}
+
+TEST_F(Diagnose, ARunThatLostRanksIsReadAndSaid) {
+  WrittenRun written;
+  written.times.ranks.pop_back();
+  written.times.hosts.pop_back();
+  const RunFile run = read(written.text());
+  EXPECT_EQ(run.last_evaluation().metrics.times->hosts.size(), 1u);
+  ASSERT_EQ(run.notes.size(), 1u);
+  EXPECT_NE(run.notes[0].find("began on 2 ranks and was on 1"), std::string::npos);
 }
 
 TEST_F(Diagnose, ALastLineThatIsCutOffIsLeftOutAndSaid) {
