@@ -2,6 +2,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 
 #include <unistd.h>
 
@@ -16,6 +17,9 @@ namespace sherd::testing {
 using namespace train;
 
 namespace {
+
+// Before any test, and for all programs that tests start: what somebody has calibrated here changes none of them.
+const bool kHasNoCache = ::setenv("SHERD_CACHE", "", /*overwrite=*/1) == 0;
 
 /// What is written to a stream while one lives goes into a nameless file.
 class CaughtStream {

@@ -103,6 +103,18 @@ TEST_F(SimulateCommand, TracesTheRanksThatAreAsked) {
   EXPECT_DOUBLE_EQ(last.at(1), 20e6);
 }
 
+// What this machine's CPU takes is no price of a timeline, or of a GPU.
+TEST_F(SimulateCommand, NeedsADeviceWhereTheCalibrationIsOfAnother) {
+  auto end = sherd_here({"simulate", path("step"), "--trace-ranks", "0"});
+  EXPECT_EQ(end.status, 2) << end.out;
+  expect_within(end.err, {"does not say what device", "--device-model"});
+  end = sherd_here(
+      {"simulate", testing::source_path("tools/configs/llama-7b.toml"), "--mesh", "dp=2", "--device", "cuda"});
+  EXPECT_EQ(end.status, 2) << end.out;
+  expect_within(end.err, {"prices CPUs of one host", "--device-model"});
+  EXPECT_EQ(result({}).at("prices"), "d: the test");
+}
+
 TEST_F(SimulateCommand, NamesTheRankOfAMesh) {
   const auto end =
       sherd_here({"simulate", testing::source_path("tools/configs/llama-7b.toml"), "--mesh", "dp=2,tp=2",
