@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "runtime/exec/calibration.h"
+#include "runtime/os/machine.h"
 #include "tests/tools/program_test.h"
 #include "tools/train/calibration.h"
 
@@ -94,6 +95,9 @@ TEST_F(Calibrate, AgeBuildMachineAndRanksAreChecked) {
   expect_within(said(4), {"not calibrated for so many ranks: sherd calibrate --ranks 4"});
   keep(2, machine_name(), "some other");
   expect_within(said(2), {"of another machine, some other"});
+  keep(2, "another", build_id());
+  EXPECT_EQ(said(2).find("thread"), std::string::npos);
+  expect_within(find_calibration(2, cache_, 3).text, {"with 1 thread of a rank, not 3"});
   keep(2, "\"ranks\": 2", "\"ranks\": 8");
   expect_within(said(2), {"with 8 ranks, not 2"});
   keep(2, "\"ranks\": 2", "\"ranks\": 0");
@@ -117,8 +121,33 @@ TEST_F(Calibrate, APlanOfTheseRanksIsPricedByIt) {
   keep(4);
   const Words words{"plan", config_file_, "--ranks", "4", "--flips", "false", "--model.vocabulary", "256"};
   expect_within(sherd(words, environment_).out, {"device " + machine_name() + ": calibrated ", "tokens/s"});
+  const auto simulated = sherd({"simulate", config_file_, "--ranks", "4", "--model.vocabulary", "256"}, environment_);
+  expect_within(simulated.out, {"Priced by " + machine_name() + ": calibrated "});
   const auto without = sherd(words, {"SHERD_CACHE="});
   EXPECT_EQ(without.out.find("calibrated"), std::string::npos) << without.out;
+}
+
+// No calibration measures f16: its products take those of the nearest type.
+TEST_F(Calibrate, TypesThatWereNotMeasuredAreExtrapolated) {
+  keep(1);
+  Words words{"train", config_file_, "--param-dtype", "f16", "--predict"};
+  const auto trained = sherd(words, environment_);
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  expect_within(trained.out, {"; extrapolated beyond the sizes and types", "ms a step predicted"});
+  words = {"plan", config_file_,    "--ranks", "4", "--flips", "false", "--model.vocabulary",
+           "256",  "--param-dtype", "f16"};
+  keep(4);
+  const auto planned = sherd(words, environment_);
+  ASSERT_EQ(planned.status, 0) << planned.err;
+  expect_within(planned.out, {"tokens/s"});
+  Calibration made = calibration_of(1);
+  made.device.products[DType::f32].points = {{1, 1e10}, {2, 2e10}};
+  made.device.products[DType::bf16] = {{{1, 3e10}, {8, 3e10}}, "made up"};
+  const Cluster cluster = calibrated_cluster(made, 1, {});
+  const CallWork f16{WorkKind::contraction, DType::f16, 4, 1};
+  EXPECT_DOUBLE_EQ(cluster.device.seconds(f16), cluster.device.seconds({f16.kind, DType::bf16, 4, 1}));
+  EXPECT_FALSE(cluster.device.covers(f16));
+  EXPECT_TRUE(cluster.device.covers({f16.kind, DType::bf16, 4, 1}));
 }
 
 TEST_F(Calibrate, BadInput) {
@@ -130,6 +159,8 @@ TEST_F(Calibrate, BadInput) {
                          {{"--seconds", "0"}, {"--seconds"}},
                          {{"--threads", "2000"}, {"--threads 2000"}},
                          {{"somewhere"}, {"flags alone", "somewhere"}},
+                         {{"--ranks", "1", "--out", data_}, {data_, "something else, which would be lost"}},
+                         {{"--ranks", "2", "--out", data_}, {data_, "something else, which would be lost"}},
                          {{"--rank", "2"}, {"--rank", "--ranks"}}}) {
     Words words{"calibrate"};
     words.insert(words.end(), bad.words.begin(), bad.words.end());

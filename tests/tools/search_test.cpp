@@ -86,6 +86,18 @@ TEST(Search, StopsAfterAsManyTriesAndSaysWhatIsLeft) {
   expect_within(fmt::format("{}", fmt::join(few.text(), "\n")), {"not searched, as --tries says", "at least"});
 }
 
+TEST(Search, SaysWhyThereIsNoWay) {
+  PlannedFor planned = on_four("eth25x1");
+  planned.memory_limit = 1000;  // less than the activations of any
+  const SearchSpace space(nine_blocks(), planned.cluster->hosts);
+  const Found found = search(space, planned);
+  EXPECT_TRUE(found.best.empty());
+  EXPECT_GT(found.least_bytes, 1000);
+  expect_within(found.why_none(1000), {"No way fits into 1 KB", "Take more ranks"});
+  expect_within(Found{.tried = 1, .not_searched = 2, .least_bytes = 4096}.why_none(1000), {"None of those tried fits"});
+  expect_within(Found{.left_out = {{"no rate", 3}}}.why_none(1000), {"No way can be run: no rate"});
+}
+
 TEST(Search, ManyMicroBatchesGoOnAsTheFourthDoes) {
   PlannedFor planned = on_four("eth25x1");
   TrainConfig config = nine_blocks();
