@@ -1,5 +1,6 @@
 #include "runtime/comm/hosts/store_bytes.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <vector>
@@ -40,10 +41,15 @@ void append(std::string& bytes, const void* data, std::int64_t count, DType dtyp
   if (count > 0) bytes.append(static_cast<const char*>(data), static_cast<std::size_t>(count * byte_size(dtype)));
 }
 
+/// A part begins where any dtype may.
+std::size_t part_begin(std::size_t bytes) { return (bytes + 7) / 8 * 8; }
+void begin_part(std::string& bytes) { bytes.resize(part_begin(bytes.size())); }
+
 /// Reads what append() has written.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : bytes_(bytes) {}
+  void begin_part() { at_ = std::min(part_begin(at_), bytes_.size()); }
   const std::byte* next(std::int64_t count, DType dtype) {
     const auto size = static_cast<std::size_t>(count * byte_size(dtype));
     check(size <= bytes_.size() - at_, "a rank has sent {} bytes where {} more were expected", bytes_.size() - at_,
@@ -133,6 +139,7 @@ std::string bytes_for(const Collective& call, int peer, int rank) {
   std::string bytes;
   const auto self = static_cast<std::size_t>(rank), to = static_cast<std::size_t>(peer);
   for (const CollectivePart& part : call.parts) {
+    begin_part(bytes);
     if (call.op == CommOp::all_gather) {
       const std::int64_t at = sum(std::span(part.counts).first(self));
       append(bytes, part.is_in_place(rank) ? element(part.out.address, at, part.dtype) : part.in.address,
@@ -153,6 +160,7 @@ std::string bytes_for(const Collective& call, int peer, int rank) {
 void take_bytes(const Collective& call, std::span<const std::string> received, int rank) {
   Readers readers(received.begin(), received.end());
   for (const CollectivePart& part : call.parts) {
+    for (Reader& reader : readers) reader.begin_part();
     if (call.op == CommOp::all_gather) gather(part, readers);
     else if (call.op == CommOp::reduce_scatter)
       reduce_part(part, part.counts[static_cast<std::size_t>(rank)], call.reduction, readers);
@@ -167,14 +175,19 @@ void take_bytes(const Collective& call, std::span<const std::string> received, i
 
 std::string flat_bytes(const Collective& call) {
   std::string bytes;
-  for (const CollectivePart& part : call.parts) append(bytes, part.in.address, part.counts[0], part.dtype);
+  for (const CollectivePart& part : call.parts) {
+    begin_part(bytes);
+    append(bytes, part.in.address, part.counts[0], part.dtype);
+  }
   return bytes;
 }
 
 void take_flat(const Collective& call, std::string_view bytes) {
   Reader reader(bytes);
-  for (const CollectivePart& part : call.parts)
+  for (const CollectivePart& part : call.parts) {
+    reader.begin_part();
     copy(part.out.address, part.dtype, reader.next(part.counts[0], part.dtype), part.dtype, part.counts[0], false);
+  }
   reader.expect_end();
 }
 
