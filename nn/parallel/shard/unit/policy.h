@@ -26,7 +26,7 @@ namespace sherd::nn {
 /// After forward: free the gathered parameters (true), keep them until backward has used them (false), or reshard to
 /// k consecutive ranks of the axis that shards: each keeps 1/k of what was gathered, and backward gathers among them.
 /// On one rank they stay for backward, whatever is asked, unless shards are offloaded: what would be gathered again is a
-/// cast of what is there.
+/// cast of what is there. A forward that no backward follows frees them under GradMode off.
 /// k = 1 means false, k = all ranks that parameters are sharded over means true.
 class ReshardAfterForward {
  public:
