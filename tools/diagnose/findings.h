@@ -36,9 +36,6 @@ struct RunCase {
 /// Findings below this share of a step are no findings.
 inline constexpr double kWeight = 0.03;
 
-/// Flags, as "--prefetch true".
-std::string as_flags(const plan::Changes& changes);
-
 /// Looks for settings that the simulator says are faster otherwise.
 void find_in_settings(const RunCase& facts, std::vector<Finding>& findings);
 /// Looks for what the run has measured: of the host, the ranks, the loop and the link.

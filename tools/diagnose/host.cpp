@@ -239,7 +239,7 @@ void find_slow_link(const RunCase& facts, std::vector<Finding>& findings) {
   double best = 0;
   for (const plan::Changes& knob : knobs)
     if (const std::optional<double> gain = facts.priced.gain(knob); gain && *gain > best)
-      best = *gain, command = as_flags(knob);
+      best = *gain, command = plan::as_flags(knob);
   findings.push_back(
       {.id = "slow_link",
        .seconds = lost,

@@ -86,16 +86,6 @@ std::string exposed_text(const RunCase& facts) {
 
 }  // namespace
 
-std::string as_flags(const plan::Changes& changes) {
-  std::string text;
-  for (const auto& [key, value] : changes) {
-    std::string flag = key;
-    std::ranges::replace(flag, '_', '-');
-    text += fmt::format("{}--{} {}", text.empty() ? "" : " ", flag, value);
-  }
-  return text;
-}
-
 void find_in_settings(const RunCase& facts, std::vector<Finding>& findings) {
   for (const Setting& setting : settings_of(facts)) {
     // More tokens for each transfer is no reason for more tokens: transfers have findings of their own.
@@ -108,7 +98,7 @@ void find_in_settings(const RunCase& facts, std::vector<Finding>& findings) {
     Finding finding{.id = setting.id,
                     .seconds = gain,
                     .evidence = {{setting.said, 1}},
-                    .command = as_flags(setting.changes),
+                    .command = plan::as_flags(setting.changes),
                     .gain = gain,
                     .is_simulated = true};
     if (const std::string exposed = exposed_text(facts); !exposed.empty())

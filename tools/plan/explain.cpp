@@ -116,16 +116,6 @@ std::vector<Knob> knobs_of(const TrainConfig& config) {
   return knobs;
 }
 
-std::string as_flags(const Changes& changes) {
-  std::string text;
-  for (const auto& [key, value] : changes) {
-    std::string flag = key;
-    std::ranges::replace(flag, '_', '-');
-    text += fmt::format("{}--{} {}", text.empty() ? "" : " ", flag, value);
-  }
-  return text;
-}
-
 struct Tried {
   double gain;  ///< seconds of as many tokens as a step has now
   std::string line;

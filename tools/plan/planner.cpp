@@ -151,6 +151,16 @@ Choice choose(const std::vector<Option>& options, const PlannedFor& planned) {
   return choose(candidates_of(options, planned), planned.memory_limit, kTie);
 }
 
+std::string as_flags(const Changes& changes) {
+  std::string text;
+  for (const auto& [key, value] : changes) {
+    std::string flag = key;
+    std::ranges::replace(flag, '_', '-');
+    text += fmt::format("{}--{} {}", text.empty() ? "" : " ", flag, value);
+  }
+  return text;
+}
+
 TrainConfig with(const TrainConfig& config, const Changes& changes) {
   TrainConfig changed = config;
   ConfigTable table = bind(changed);

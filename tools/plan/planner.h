@@ -48,6 +48,8 @@ Choice choose(const std::vector<Option>& options, const PlannedFor& planned);
 
 /// Names of settings with others in their place, as of flags: {{"batch", "64"}}.
 using Changes = std::vector<std::pair<std::string, std::string>>;
+/// As "--batch 64".
+std::string as_flags(const Changes& changes);
 /// Error naming key and value.
 TrainConfig with(const TrainConfig& config, const Changes& changes);
 /// `option` with others in their place, under its name; what does not go together is in left_out.
