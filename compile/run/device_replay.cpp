@@ -237,7 +237,7 @@ void DeviceReplay::record() {
 }
 
 bool DeviceReplay::is_current() const {
-  if (!recorded_) return false;
+  if (!recorded_ || !recorded_->is_there()) return false;
   for (const std::size_t i : indices(places_)) {
     const Ref<Storage>& now = bound_tensor(graph_, program_.bindings[i]).local().storage();
     if (now->id() != places_[i].storage_id || now->address() != places_[i].address) return false;
@@ -290,6 +290,8 @@ std::vector<Tensor> DeviceReplay::run(std::span<const Tensor> arguments) {
   for (const std::size_t i : indices(results_))
     results.push_back(room_for(results_[i], program_.results[i].local.value));
   for (const LateUpdate& late : late_updates_) updates.push_back(room_for(late.value, late.update->result.local.value));
+  if (!recorded_->is_there())
+    throw OutOfMemory(fmt::format("the results of the step take the memory of its recording on {}", to_string(device_)));
 
   recorded_->launch();
   const auto fill = [](const Tensor& room, const Tensor& value) {

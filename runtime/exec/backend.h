@@ -46,6 +46,8 @@ class DeviceGraph {
   virtual ~DeviceGraph() = default;
   /// Queues the whole graph. Does not block.
   virtual void launch() = 0;
+  /// False once the context has let go of it (DeviceContext::record()).
+  virtual bool is_there() const = 0;
   virtual std::int64_t num_nodes() const = 0;
   /// Bytes that the temporaries of all graphs of the context share.
   virtual std::int64_t reserved_bytes() const = 0;
@@ -114,6 +116,7 @@ class DeviceContext {
   /// Runs `work`, which queues kernels but must not wait for the device, and records it instead of executing it.
   /// Memory it allocates comes from the graph and is the graph's; nothing of it may be kept when `work` returns but
   /// through storages that hold it. Error, with nothing recorded, if `work` waits for the device or throws.
+  /// A recording is let go of, and is_there() no more, where the rank has no other memory for what it asks.
   virtual std::unique_ptr<DeviceGraph> record(const std::function<void()>& work) = 0;
   virtual bool is_recording() const = 0;
 

@@ -37,7 +37,8 @@ void* Allocator::allocate_watched(std::int64_t bytes, MemoryCategory category) {
   return block;
 }
 
-void Allocator::fail_limit(std::int64_t bytes, MemoryCategory category) const {
+void Allocator::keep_limit(std::int64_t bytes, MemoryCategory category) {
+  if (ask_last_resort() && accounting_.total() + bytes <= limit_) return;
   if (watcher_) watcher_->refused(bytes, category);
   throw OutOfMemory(
       fmt::format("out of memory: {} asked for {}, {} of the limit of {} are in use\n  owners  {}\n  peak    {}",

@@ -35,6 +35,16 @@ class AllocationWatcher {
   ~AllocationWatcher() = default;
 };
 
+/// Holds bytes that it can do without, as recordings of device work, and lets go of them when there are no others.
+class GivesBack {
+ public:
+  /// On the thread that allocates. False: it held nothing.
+  virtual bool give_back() noexcept = 0;
+
+ protected:
+  ~GivesBack() = default;
+};
+
 /// Only the thread that made it allocates. release() from another thread parks the block until the owner's next
 /// allocation.
 class Allocator : NoCopy {
@@ -45,7 +55,7 @@ class Allocator : NoCopy {
     if (has_foreign_.load(std::memory_order_acquire)) [[unlikely]]
       drain_foreign();
     if (limit_ > 0 && accounting_.total() + bytes > limit_) [[unlikely]]
-      fail_limit(bytes, category);
+      keep_limit(bytes, category);
     if (watcher_) [[unlikely]]
       return allocate_watched(bytes, category);
     void* block = take(bytes, category);
@@ -75,6 +85,8 @@ class Allocator : NoCopy {
   AllocationWatcher* watcher() const { return watcher_; }
 
   Accounting& accounting() { return accounting_; }
+  /// Asked once before an allocation is refused. Null: nobody.
+  void set_last_resort(GivesBack* holder) { last_resort_ = holder; }
   /// Limit on bytes in use by this rank; 0 = none.
   void set_limit(std::int64_t bytes) { limit_ = bytes; }
   std::int64_t limit() const { return limit_; }
@@ -93,6 +105,7 @@ class Allocator : NoCopy {
   virtual void* take(std::int64_t bytes, MemoryCategory category) = 0;
   virtual void put_back(void* block, std::int64_t bytes) noexcept = 0;
   virtual void poison(void* block, std::int64_t bytes) noexcept = 0;
+  bool ask_last_resort() noexcept { return last_resort_ && last_resort_->give_back(); }
 
   std::int64_t reserved_bytes_ = 0, system_calls_ = 0;
 
@@ -114,11 +127,12 @@ class Allocator : NoCopy {
   void* allocate_watched(std::int64_t bytes, MemoryCategory category);
   void park(Foreign f) noexcept;
   void drain_foreign();
-  [[noreturn]] void fail_limit(std::int64_t bytes, MemoryCategory category) const;
+  void keep_limit(std::int64_t bytes, MemoryCategory category);
 
   Accounting accounting_;
   std::int64_t limit_ = 0, live_blocks_ = 0;
   AllocationWatcher* watcher_ = nullptr;
+  GivesBack* last_resort_ = nullptr;
   bool poison_ = false, abandoned_ = false;
   const std::thread::id owner_ = std::this_thread::get_id();
   std::atomic<bool> has_foreign_{false};

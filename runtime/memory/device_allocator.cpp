@@ -26,6 +26,7 @@ void* DeviceAllocator::take(std::int64_t bytes, MemoryCategory category) {
     release_unused();
     block = map_segment(pool, bytes);
   }
+  if (!block && ask_last_resort()) block = map_segment(pool, bytes);
   if (!block) fail_device_memory(bytes, category);
   return carve(pool, block, bytes);
 }

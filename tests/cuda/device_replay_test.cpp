@@ -297,6 +297,28 @@ TEST_F(DeviceReplayTest, OtherShapesAreOtherRecordings) {
   EXPECT_EQ(step.num_graphs(), 2u);
 }
 
+// What a recording keeps can be had by whoever else asks; then it is recorded again.
+TEST_F(DeviceReplayTest, MemoryOfARecordingGoesBeforeAnAllocationIsRefused) {
+  constexpr std::int64_t kElements = 1 << 16;
+  auto step = compile_once([](const Tensor& x) { return sum(exp(x * x) + x); });
+  const Tensor x = full({kElements}, 0.5, DType::f32, kCuda);
+  for (int i = 0; i < 3; ++i) step(x);
+  ASSERT_NE(step.why().find("in one call"), std::string::npos) << step.why();
+  const float expected = step(x).item<float>();
+
+  Allocator& memory = RankContext::current().device(kCuda).allocator();
+  const std::int64_t used = memory.accounting().total();
+  memory.set_limit(used + 1024);
+  for (int i = 0; i < 2; ++i) {
+    const Tensor other = full({kElements}, 1, DType::f32, kCuda);
+    EXPECT_LT(memory.accounting().total(), used + 1024);
+  }
+  EXPECT_THROW(full({8 * kElements}, 1, DType::f32, kCuda), OutOfMemory);
+  EXPECT_EQ(step(x).item<float>(), expected);
+  EXPECT_NE(step.why().find("in one call"), std::string::npos) << step.why();
+  memory.set_limit(0);
+}
+
 TEST_F(DeviceReplayTest, WithoutDeviceGraphsTheInterpreterRuns) {
   auto step = compile_once([](const Tensor& x) { return x + x; }, {.device_graphs = false});
   const Tensor x = full({3}, 1, DType::f32, kCuda);

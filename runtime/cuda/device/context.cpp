@@ -91,6 +91,7 @@ Context::Context(int index) : index_(index), log_(index) {
   faults_ = std::make_unique<Faults>(stream_);
   allocator_ = new DeviceAllocator(std::make_unique<DeviceMemory>(index, stream_, num_fills_),
                                    {.separate = maps_blocks_separately(requested_device_memory())});
+  allocator_->set_last_resort(&graphs_);
 }
 
 // What failed on the device is reported by the reads that live: nobody else asks any more.
@@ -102,6 +103,7 @@ Context::~Context() {
   for (PinnedRead* read : pinned_.reads()) read->let_go(failed);
   (void)cudaStreamSynchronize(stream_);
   events_->stop_clock();
+  allocator_->set_last_resort(nullptr);
   graphs_.end();
   blas_.reset();
   attention_.reset();

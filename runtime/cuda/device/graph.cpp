@@ -88,8 +88,14 @@ void Graph::let_go() {
   of_ = nullptr;
 }
 
-void Graphs::end() {
+bool Graphs::give_back() noexcept {
+  if (recording_ || list_.empty()) return false;
   while (!list_.empty()) list_.back()->let_go();
+  return true;
+}
+
+void Graphs::end() {
+  (void)give_back();
   memory_.reset();
 }
 

@@ -8,7 +8,7 @@
 #include <cuda_runtime_api.h>
 
 #include "runtime/exec/backend.h"
-#include "runtime/memory/accounting.h"
+#include "runtime/memory/allocator.h"
 #include "runtime/tensor/no_copy.h"
 
 namespace sherd {
@@ -42,7 +42,7 @@ class GraphMemory : NoCopy {
 class Graph;
 
 /// All graphs of a context.
-class Graphs : NoCopy {
+class Graphs final : public GivesBack, NoCopy {
  public:
   /// `num_fills` counts what their memory puts on the stream.
   Graphs(Context& context, std::shared_ptr<std::uint64_t> num_fills)
@@ -52,6 +52,8 @@ class Graphs : NoCopy {
   std::unique_ptr<DeviceGraph> record(const std::function<void()>& work);
   /// The memory of what is being recorded; null while nothing is.
   DeviceAllocator* recording() const { return recording_; }
+  /// Their memory is the rank's last: what is recorded once can be recorded again. Not in a recording.
+  bool give_back() noexcept override;
   /// The context ends before those that live.
   void end();
 
@@ -70,6 +72,7 @@ class Graph final : public DeviceGraph, NoCopy {
   explicit Graph(Graphs& of);
   ~Graph() override;
   void launch() override;
+  bool is_there() const override { return of_ != nullptr; }
   std::int64_t num_nodes() const override { return num_nodes_; }
   std::int64_t reserved_bytes() const override;
 
