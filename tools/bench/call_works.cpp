@@ -1,5 +1,6 @@
 // What a child does without a model that is trained. Each kind of work says what it is asked.
 #include <algorithm>
+#include <array>
 
 #include "compile/compile.h"
 #include "dtensor/propagate.h"
@@ -12,6 +13,8 @@
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/board/thread_group.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/group/rank_kernels.h"
+#include "runtime/comm/group/reduction.h"
 #include "runtime/cpu/gemm/gemm.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/rows/ops.h"
@@ -66,6 +69,59 @@ Ready begin_fma(std::span<const std::string_view> args) {
             const int threads = static_cast<int>(numbers[0]);
             return {{"seconds", samples_of(3, [&] { return seconds_per_gigaflop(dtype, threads); })}};
           }};
+}
+
+// `reduce [--order ranks]`: what a reduction of so many ranks computes, in f32, from memory that is in order: as a
+// tree, or one rank after the other through a block that stays in the first-level cache.
+class Reduce {
+ public:
+  explicit Reduce(bool by_ranks) : by_ranks_(by_ranks) {}
+
+  nlohmann::json operator()(const std::string& request) const {
+    const auto [words, numbers] = asked(request, "INPUTS BYTES CALLS SAMPLES");
+    const std::int64_t inputs = numbers[0], each = numbers[1] / inputs / byte_size(DType::f32);
+    std::vector<Tensor> tensors;
+    std::vector<const std::byte*> from;
+    for (std::int64_t i = 0; i < inputs; ++i) {
+      tensors.push_back(ones({each}));
+      from.push_back(static_cast<const std::byte*>(tensors.back().raw()));
+    }
+    const Tensor out = ones({each});
+    auto* const to = static_cast<std::byte*>(out.raw());
+    const auto reduce = [&] {
+      if (by_ranks_) one_by_one(from, to, each);
+      else add(from, to, each);
+    };
+    reduce();
+    return {{"seconds", samples_of(numbers[3], [&] { return seconds_per_call(numbers[2], reduce); })}};
+  }
+
+ private:
+  static void add(std::span<const std::byte* const> from, std::byte* to, std::int64_t count) {
+    constexpr comm::Reduction kSum{.in = DType::f32, .wire = DType::f32, .out = DType::f32};
+    comm::rank_kernels().reduce_ranks(from, to, count, kSum, false);
+  }
+  static void one_by_one(const std::vector<const std::byte*>& from, std::byte* to, std::int64_t count) {
+    constexpr std::int64_t kBlock = 2048;
+    for (std::int64_t at = 0; at < count; at += kBlock) {
+      const std::int64_t n = std::min(kBlock, count - at), shift = at * byte_size(DType::f32);
+      std::array<const std::byte*, 2> two{from[0] + shift, nullptr};
+      for (std::size_t i = 1; i < from.size(); ++i) {
+        two[1] = from[i] + shift;
+        add(two, to + shift, n);
+        two[0] = to + shift;
+      }
+    }
+  }
+
+  bool by_ranks_;
+};
+
+Ready begin_reduce(std::span<const std::string_view> args) {
+  std::string order = "tree";
+  take_flags(args, {{"order", &order}});
+  check(order == "tree" || order == "ranks", "--order is tree or ranks, not {}", order);
+  return {{{"peer", order == "tree" ? "sherd" : "rank after rank"}}, Reduce(order == "ranks")};
 }
 
 // `dispatch`: each sample is one call of a 1-element f32 add, from a window of some hundred microseconds, short enough
@@ -326,11 +382,9 @@ Ready begin_units(std::span<const std::string_view> args) {
   return ready<UnitsRun>(sherd_greeting(), group, units, sharded, group);
 }
 
-constexpr Works::value_type kCallWorks[] = {{"gemm", begin_gemm},
-                                            {"fma", begin_fma},
-                                            {"dispatch", begin_dispatch},
-                                            {"dtensor", begin_dtensor},
-                                            {"collectives", begin_collectives},
+constexpr Works::value_type kCallWorks[] = {{"gemm", begin_gemm},       {"fma", begin_fma},
+                                            {"reduce", begin_reduce},   {"dispatch", begin_dispatch},
+                                            {"dtensor", begin_dtensor}, {"collectives", begin_collectives},
                                             {"units", begin_units}};
 
 }  // namespace

@@ -1,7 +1,7 @@
 // gemm.*: the matrix products of `bigger` on one thread, beside PyTorch's, oneDNN's and the multiply-add peak.
 // dispatch.*: what one op call costs; dtensor.*: what it costs more on distributed tensors. shm.*: collectives of two
-// pinned processes beside gloo's, MPI's, and the smallest program that moves the bytes. program.*: what passes pay for
-// being checked, how much a captured step computes, and what a replay's guards take.
+// pinned processes beside gloo's, MPI's, and the smallest program that moves the bytes; reduce.*: their sums.
+// program.*: what passes pay for being checked, how much a captured step computes, and what a replay's guards take.
 #include <fmt/format.h>
 
 #include "tools/bench/bench.h"
@@ -85,6 +85,19 @@ Benchmark shm_benchmark(const std::string& collective, const std::string& size, 
           .detail = {{"gigabytes_per_second", rate(used / 1e9)}}};
 }
 
+Benchmark reduce_benchmark(int inputs, Target target) {
+  return {.name = fmt::format("reduce.{}", inputs),
+          .summary =
+              fmt::format("f32 sums of {} ranks in 256 KB, one thread; peer: one rank at a time, same kernel", inputs),
+          .unit = lower("us", 2),
+          .target = target,
+          .outcome = held({.ours = "reduce",
+                           .request = fmt::format("{} {{262144|4096}} {{200|2}} {{25|1}}", inputs),
+                           .others = {{"", "reduce --order ranks", ""}},
+                           .rounds = 5}),
+          .value = times(1e6)};
+}
+
 Benchmark program_benchmark(std::string what, std::string summary, const std::string& request, double most_ms) {
   return {.name = "program." + what,
           .summary = std::move(summary),
@@ -109,6 +122,9 @@ std::vector<Benchmark> call_benchmarks(bool smoke) {
       shm_benchmark("all_gather", "64MB", 64 << 20, limit_factor_at_most(1.25), smoke),
       shm_benchmark("reduce_scatter", "64MB", 64 << 20, limit_factor_at_most(1.25), smoke),
       shm_benchmark("all_gather", "64KB", 64 << 10, at_most(10), smoke),
+      reduce_benchmark(2, {}),
+      reduce_benchmark(4, ratio_at_least(1.3)),
+      reduce_benchmark(8, ratio_at_least(1.3)),
       // Beside 1: what the formula leaves out is small, and a product whose row does not count it shows.
       {.name = "program.flops",
        .summary = "operations of a captured step of mini, counted node by node, over those of the formula",
