@@ -89,8 +89,8 @@ void StoreFamily::poison(const std::string& reason) noexcept {
   if (!reason_.empty()) return;
   reason_ = reason;
   try {
-    if (control_->add(poison_key() + "/claim", 1) == 1) control_->set(poison_key(), reason);
-    else reason_ = control_->get(poison_key(), std::chrono::seconds(5));
+    if (control_->add(poison_key(epoch_) + "/claim", 1) == 1) control_->set(poison_key(epoch_), reason);
+    else reason_ = control_->get(poison_key(epoch_), std::chrono::seconds(5));
   } catch (const std::exception&) {  // the store is gone, which its other ranks find themselves
   }
 }
@@ -101,12 +101,14 @@ void StoreFamily::check_usable() const {
 }
 
 std::string StoreFamily::failure(std::span<const int> awaited) {
+  const std::int64_t asked_in = epoch_;
   {
     const std::lock_guard lock(reason_mutex_);
     if (!reason_.empty()) return reason_;
   }
-  if (std::string text = look(poison_key()); !text.empty()) {
+  if (std::string text = look(poison_key(asked_in)); !text.empty()) {
     const std::lock_guard lock(reason_mutex_);
+    if (epoch_ != asked_in) return reason_;  // a reset on another thread is over: that was of before
     return reason_ = std::move(text);
   }
   for (const int rank : awaited)

@@ -33,7 +33,7 @@ class StoreFamily : NoCopy {
   const WaitNotice& notice() const { return options_.notice; }
   /// Resets completed. Keys begin with it, so that nobody reads what was left before.
   std::int64_t epoch() const { return epoch_; }
-  std::string prefix() const { return "e" + std::to_string(epoch_) + "/"; }
+  std::string prefix() const { return prefix(epoch_); }
 
   /// The connection of a lane, made at first use.
   Store& lane(int index);
@@ -51,7 +51,8 @@ class StoreFamily : NoCopy {
   void reset(std::chrono::nanoseconds deadline);
 
  private:
-  std::string poison_key() const { return prefix() + "poison"; }
+  static std::string prefix(std::int64_t epoch) { return "e" + std::to_string(epoch) + "/"; }
+  static std::string poison_key(std::int64_t epoch) { return prefix(epoch) + "poison"; }
   /// Empty if nobody has set it.
   std::string look(const std::string& key);
   static void leave_all(int status, void*);
