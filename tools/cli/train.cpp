@@ -2,25 +2,21 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
-#include <thread>
 #include <utility>
 
 #include <unistd.h>
 
 #include "nn/parallel/shard/wrap/print_units.h"
 #include "runtime/comm/board/shm_group.h"
-#include "runtime/comm/board/thread_group_options.h"
 #include "runtime/comm/job/group_choice.h"
 #include "runtime/comm/job/rank.h"
-#include "runtime/comm/job/shared_picks.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
-#include "runtime/exec/context.h"
-#include "runtime/tensor/indices.h"
 #include "tools/cli/command.h"
 #include "tools/cli/cpu_share.h"
 #include "tools/cli/dump_graph.h"
 #include "tools/cli/progress.h"
+#include "tools/cli/rank_threads.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/explained_peak.h"
 #include "tools/train/predicted_run.h"
@@ -177,37 +173,12 @@ int train_rank(TrainConfig config, const std::shared_ptr<ProcessGroup>& group) {
   }
 }
 
-// One of the ranks' errors: the first that is not only a consequence of another rank's.
-void rethrow_first(const std::vector<std::exception_ptr>& errors) {
-  std::exception_ptr consequence;
-  for (const std::exception_ptr& error : errors) {
-    if (!error) continue;
-    try {
-      std::rethrow_exception(error);
-    } catch (const CommError&) {
-      if (!consequence) consequence = error;
-    }
-  }
-  if (consequence) std::rethrow_exception(consequence);
-}
-
 int train_threads(const TrainConfig& config, int ranks) {
-  auto groups = make_thread_groups(ranks, {.say = say_on_stderr});
   int status = kDone;  // of rank 0; the others have the same
-  std::vector<std::exception_ptr> errors(groups.size());
-  std::vector<std::thread> threads;
-  const Picks::Share share = share_among_threads();
-  for (const std::size_t r : indices(groups))
-    threads.emplace_back([&config, &errors, &status, &share, r, group = std::move(groups[r])] {
-      RankScope scope;
-      picks_of_rank().share_by(share);
-      try {
-        const int own = train_rank(config, group);
-        if (r == 0) status = own;
-      } catch (...) { errors[r] = std::current_exception(); }
-    });
-  for (std::thread& thread : threads) thread.join();
-  rethrow_first(errors);
+  run_rank_threads(ranks, [&config, &status](const std::shared_ptr<ProcessGroup>& group) {
+    const int own = train_rank(config, group);
+    if (group->rank() == 0) status = own;
+  });
   return status;
 }
 
