@@ -128,7 +128,8 @@ std::optional<SumsBy> Sums::by() const {
 Device device_of_rank(Device asked, const ProcessGroup& group) {
   if (!asked.has_backend() || group.size() == 1 || RankContext::current().is_ghost()) return asked;
   const RankInfo own = discover_rank();
-  const int local = own.source == "none" ? group.rank() : own.local_rank;
+  const bool are_threads = own.source == "none" || group.kind() == "thread";
+  const int local = are_threads ? group.rank() : own.local_rank;
   const int visible = backend_of(asked).num_devices();
   if (asked.index >= visible) return asked;  // whoever opens it says what there is
   return Device::cuda(static_cast<std::uint8_t>(asked.index + local % (visible - asked.index)));

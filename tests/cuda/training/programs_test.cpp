@@ -182,6 +182,7 @@ TEST_F(CudaProgram, RanksTrainEachOnItsDevice) {
   // One device to each, as Slurm shows them; the same bits, and on one device for both.
   for (const char* how : {"CUDA_VISIBLE_DEVICES=$SHERD_RANK exec $0 train $1 --device cuda",
                           "exec $0 train $1 --device cuda --group staged --sums ordered",
+                          "exec $0 train $1 --device cuda --group thread",
                           "CUDA_VISIBLE_DEVICES=0 exec $0 train $1 --device cuda --group staged"}) {
     const ProgramEnd again = ranks_on_gpu(2, std::string(how) + " --reproducible --steps 3 --metrics again.jsonl");
     ASSERT_EQ(again.status, 0) << again.err;
