@@ -99,6 +99,7 @@ int run_bench(std::span<const std::string_view> args) {
   table.add("peer_python", &more_pythons, "Pythons whose torches are printed beside it, joined by commas");
   table.add("against", &options.against,
             "another build's program sherd: the only peer, without targets, to compare before and after");
+  table.add("group", text_field(options.group), fmt::format("of figures of several ranks, {}", kGroupHelp));
   table.add("json", &json, "one JSON object per figure");
   table.add("smoke", &options.smoke, "tiny sizes, one round, no targets: shows that all sides run");
   const CommandLine line = parse_command_line(table, args);

@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "runtime/comm/job/group_choice.h"
 #include "tools/bench/contest.h"
 #include "tools/bench/figure.h"
 
@@ -20,6 +21,7 @@ namespace sherd::bench {
 struct BenchOptions {
   std::vector<std::string> pythons;  ///< whose torches are peers; targets are judged against the first that works
   std::string against;               ///< another build's program, the only peer; else empty
+  GroupChoice group = "auto";        ///< of children of several ranks
   bool smoke = false;                ///< tiny sizes, one round: shows that all sides run; figures mean nothing
 };
 
@@ -76,6 +78,7 @@ class BenchRun {
   Sides& sides() { return sides_; }
 
  private:
+  SideCommand child_of(const std::string& text, int ranks) const;
   const std::vector<Contestant>& torches();
   Contest opposed(Contest contest) const;
 

@@ -54,17 +54,22 @@ std::string BenchRun::sized(std::string_view text) const {
   return result;
 }
 
+SideCommand BenchRun::child_of(const std::string& text, int ranks) const {
+  std::vector<std::string> words = split(sized(text));
+  if (ranks > 1 && options_.group != "auto") words.insert(words.end(), {"--group", options_.group.text()});
+  return child(words, ranks);
+}
+
 Contest BenchRun::contest_of(const ContestRow& row) {
   const std::string request = sized(row.request);
   const auto or_ours = [&](const std::string& text) { return text.empty() ? request : sized(text); };
-  Contest contest{.ours = {child(split(sized(row.ours)), row.ranks), request}, .rounds = smoke() ? 1 : row.rounds};
+  Contest contest{.ours = {child_of(row.ours, row.ranks), request}, .rounds = smoke() ? 1 : row.rounds};
   if (!row.torch.empty())
     contest.peers = torch_contestants(split(sized(row.torch)), or_ours(row.torch_request), row.torch_threads);
   if (!row.variants.empty()) contest.peers = in_variants(contest.peers, row.variants);
   for (const ContestRow::Other& other : row.others)
-    contest.peers.push_back({.command = child(split(sized(other.words)), other.ranks),
-                             .request = or_ours(other.request),
-                             .name = other.name});
+    contest.peers.push_back(
+        {.command = child_of(other.words, other.ranks), .request = or_ours(other.request), .name = other.name});
   if (!row.limit.empty()) contest.limit = {child(split(sized(row.limit)), 1), or_ours(row.limit_request)};
   return contest;
 }

@@ -272,8 +272,7 @@ class Collectives {
 };
 
 Ready begin_collectives(std::span<const std::string_view> args) {
-  take_flags(args, {});
-  const std::shared_ptr<ProcessGroup> group = pinned_group();
+  const std::shared_ptr<ProcessGroup> group = take_group(args);
   const auto answer = [group, buffers = std::shared_ptr<Collectives>(),
                        size = std::int64_t{0}](const std::string& request) mutable -> nlohmann::json {
     const auto [words, numbers] = asked(request, "all_gather|reduce_scatter BYTES CALLS");
@@ -376,8 +375,7 @@ class UnitsRun {
 Ready begin_units(std::span<const std::string_view> args) {
   bool sharded = true;
   std::int64_t units = 32;
-  take_flags(args, {{"sharded", &sharded}, {"units", &units}});
-  const std::shared_ptr<ProcessGroup> group = pinned_group();
+  const std::shared_ptr<ProcessGroup> group = take_group(args, {{"sharded", &sharded}, {"units", &units}});
   set_threads(1);
   return ready<UnitsRun>(sherd_greeting(), group, units, sharded, group);
 }

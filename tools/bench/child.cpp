@@ -10,10 +10,13 @@
 #include <sstream>
 
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/job/group_choice.h"
+#include "runtime/comm/job/rank.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/os/allowed_cpus.h"
 #include "runtime/tensor/error.h"
 #include "tools/cli/program.h"
+#include "tools/cli/rank_threads.h"
 
 namespace sherd::bench {
 
@@ -53,15 +56,32 @@ void serve_ranks(const Ready& work) {
   }
 }
 
+void serve_all(const Ready& work) {
+  if (!work.answer) say(work.greeting);
+  else work.group&& work.group->size() > 1 ? serve_ranks(work) : serve(work);
+}
+
+// Ranks have to be there before a kind takes its flags.
+bool has_rank_threads(std::span<const std::string_view> args) {
+  constexpr std::string_view kFlag = "--group", kWithValue = "--group=";
+  std::string_view choice = "auto";
+  for (std::size_t i = 0; i < args.size(); ++i)
+    if (args[i].starts_with(kWithValue)) choice = args[i].substr(kWithValue.size());
+    else if (args[i] == kFlag && i + 1 < args.size()) choice = args[i + 1];
+  return GroupChoice(choice).kind() == GroupChoice::Kind::thread;
+}
+
 }  // namespace
 
 int run_child(std::span<const std::string_view> args) {
   for (const auto works : {call_works, state_works, step_works, program_works, gpu_works, shm_works})
     for (const auto& [name, begin] : works()) {
       if (args.empty() || name != args[0]) continue;
-      const Ready ready = begin(args.subspan(1));
-      if (!ready.answer) say(ready.greeting);
-      else ready.group&& ready.group->size() > 1 ? serve_ranks(ready) : serve(ready);
+      const auto serve_these = [begin, args] { serve_all(begin(args.subspan(1))); };
+      const RankInfo rank = discover_rank();
+      if (!has_rank_threads(args)) serve_these();
+      else if (rank.rank == 0)  // other processes have nothing to do
+        run_rank_threads(rank.world_size, [&](const std::shared_ptr<ProcessGroup>&) { serve_these(); });
       return 0;
     }
   fail("sherd bench --child {}: there is none of that name", args.empty() ? "" : args[0]);
@@ -113,6 +133,13 @@ std::shared_ptr<ProcessGroup> pinned_group(int least_ranks) {
   const std::shared_ptr<ProcessGroup> group = world_group();
   if (group->size() >= least_ranks) pin_to_cpu(group->rank());
   return group;
+}
+
+std::shared_ptr<ProcessGroup> take_group(std::span<const std::string_view> args, Flags more) {
+  GroupChoice choice = "auto";
+  more.emplace_back("group", text_field(choice));
+  take_flags(args, more);
+  return chosen_group(pinned_group(), Device::cpu(), choice).group;
 }
 
 std::int64_t process_memory_bytes(std::string_view field) {

@@ -44,7 +44,8 @@ Works gpu_works();      // gpu_works.cpp
 Works shm_works();      // shm_limit.cpp
 
 /// Runs a child, the words after --child: prints the greeting, then answers each line of stdin until its end. An Error
-/// becomes the answer {"error": text}. Returns the exit status.
+/// becomes the answer {"error": text}. With `--group thread` among its flags the ranks are threads of rank 0's process.
+/// Returns the exit status.
 int run_child(std::span<const std::string_view> args);
 
 /// This program as a side, by the words after --child: one process, or so many ranks under `sherd run`.
@@ -89,6 +90,10 @@ std::vector<double> samples_of(std::int64_t count, const Sample& sample) {
 void pin_to_cpu(int rank);
 /// The job's ranks, each pinned to the CPU of its rank if there are so many. Before threads start.
 std::shared_ptr<ProcessGroup> pinned_group(int least_ranks = 1);
+
+/// take_flags(), of which one more is `--group`: the group of the pinned ranks, which compute on CPUs. Error as
+/// chosen_group().
+std::shared_ptr<ProcessGroup> take_group(std::span<const std::string_view> args, Flags more = {});
 
 /// "VmRSS" or "VmHWM" of /proc/self/status, in bytes.
 std::int64_t process_memory_bytes(std::string_view field);

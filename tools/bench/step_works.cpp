@@ -108,16 +108,24 @@ class StepRun {
     std::optional<ProfilerRange> profiled;
     if (profile_) profiled.emplace();
     Tensor loss;
-    const double seconds = seconds_of([&] {
+    StepTimes times;
+    times.add(*group_, [&] {
       for (std::int64_t i = 0; i < steps; ++i) loss = eager ? run_eager_step() : run_step();
       device.synchronize();
     });
-    json answer = {{"seconds", {seconds / static_cast<double>(steps)}},
-                   {"loss", loss.item<double>()},
-                   {"how", eager ? "eager" : step_.how()},
-                   {"device_peak_bytes", memory.total_peak()},
-                   {"peak_bytes", table::by_category(memory.peak())},
-                   {"bytes_at_peak", table::by_category(memory.at_peak())}};
+    const auto per_step = [&](double of_all) { return of_all / static_cast<double>(steps); };
+    json answer = {
+        {"seconds", {per_step(times.seconds[0])}},
+        {"exposed_seconds", {per_step(times.exposed[0])}},
+        {"skew_seconds", {per_step(times.skew[0])}},
+        {"computing_seconds", {per_step(times.computing[0])}},
+        {"comm_bytes", per_step(static_cast<double>(times.moved.all_gather.bytes + times.moved.reduce_scatter.bytes))},
+        {"sum_bytes", per_step(static_cast<double>(times.moved.all_reduce.bytes))},
+        {"loss", loss.item<double>()},
+        {"how", eager ? "eager" : step_.how()},
+        {"device_peak_bytes", memory.total_peak()},
+        {"peak_bytes", table::by_category(memory.peak())},
+        {"bytes_at_peak", table::by_category(memory.at_peak())}};
     if (profiled && !profiled->why_not().empty()) answer["not_profiled"] = profiled->why_not();
     return answer;
   }
@@ -168,10 +176,9 @@ MemoryBudget peak_of(const BenchRow& row, const std::string& recompute, int rank
 }
 
 Ready begin_step(std::span<const std::string_view> args) {
-  const std::shared_ptr<ProcessGroup> group = pinned_group(2);
   bool profile = false;
   std::string budget_of;
-  BenchRow row = take_row(args, {}, {{"profile", &profile}, {"budget_of", &budget_of}});
+  auto [row, group] = take_row_of_ranks(args, 2, {}, {{"profile", &profile}, {"budget_of", &budget_of}});
   if (row.tensor_parallel) row.plan.mesh = fmt::format("tp={}", group->size());
   if (!budget_of.empty()) row.plan.memory_budget = peak_of(row, budget_of, group->size());
   return ready<StepRun>(greeting_of(row), group, row, profile, group);
@@ -186,7 +193,9 @@ Ready begin_step(std::span<const std::string_view> args) {
 class TrainRun {
  public:
   TrainRun(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
-      : group_(std::move(group)), trainer_(config, group_), memory_(RankContext::current().allocator().accounting()) {
+      : group_(std::move(group)),
+        trainer_(config, group_),
+        memory_(RankContext::current().allocator(trainer_.opened().device).accounting()) {
     note_peak();
     for (int i = 0; i < 4; ++i) step();  // orders are recorded, then a captured step, then pools and caches fill
   }
@@ -389,8 +398,8 @@ class PredictedRun {
 };
 
 Ready begin_predicted(std::span<const std::string_view> args) {
-  const std::shared_ptr<ProcessGroup> group = pinned_group();
-  const BenchRow row = take_row(args, {.name = "mini"});
+  const auto [row, group] = take_row_of_ranks(args, 1, {.name = "mini"});
+  check(row.plan.device == Device::cpu(), "predicted: prices of {} are not measured", to_string(row.plan.device));
   const auto run = std::make_shared<PredictedRun>(row, group);
   return {greeting_of(row), [run](const std::string& request) { return run->answer(request); }, group};
 }

@@ -2,7 +2,9 @@
 
 #include "nn/optim/clip.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/ghost_group.h"
+#include "runtime/comm/job/group_choice.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
@@ -65,6 +67,17 @@ BenchRow take_row(std::span<const std::string_view> args, BenchRow row, Flags mo
   plan.device = parse_device(device);
   set_threads(static_cast<int>(row.threads));
   return row;
+}
+
+std::pair<BenchRow, std::shared_ptr<ProcessGroup>> take_row_of_ranks(std::span<const std::string_view> args,
+                                                                     int pinned_from, BenchRow defaults, Flags more) {
+  GroupChoice choice = "auto";
+  more.emplace_back("group", text_field(choice));
+  std::shared_ptr<ProcessGroup> host = pinned_group(pinned_from);  // before there are other threads
+  BenchRow row = take_row(args, std::move(defaults), std::move(more));
+  together(*host, [&] { row.plan.device = open_device(row.plan.device, *host); });
+  std::shared_ptr<ProcessGroup> group = chosen_group(std::move(host), row.plan.device, choice).group;
+  return {std::move(row), std::move(group)};
 }
 
 BenchRow::Batch random_batch(const BenchRow& row, int rank) {

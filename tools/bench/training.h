@@ -36,6 +36,11 @@ struct BenchRow {
 };
 /// Takes the flags: those of `defaults`, and `more`; sets the rank's threads. Error as take_flags().
 BenchRow take_row(std::span<const std::string_view> args, BenchRow defaults = {}, Flags more = {});
+/// The same for a kind of several ranks, which has `--group` too, and the group that moves what is on the row's device:
+/// this rank's. Ranks from so many on are pinned to CPUs. Error, the same on all ranks, as chosen_group() has it.
+std::pair<BenchRow, std::shared_ptr<ProcessGroup>> take_row_of_ranks(std::span<const std::string_view> args,
+                                                                     int pinned_from, BenchRow defaults = {},
+                                                                     Flags more = {});
 
 /// Random tokens, other ones for every `rank`, on the plan's device.
 BenchRow::Batch random_batch(const BenchRow& row, int rank);
