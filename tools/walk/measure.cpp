@@ -155,7 +155,8 @@ std::string too_large(const Row& row) {
 void measure(RowPlan& plan, int ranks, int steps) {
   try {
     const NamelessText config(to_toml(plan.config));
-    bench::Side side(bench::child({"train", config.path()}, ranks), kPatience);
+    const std::vector<std::string> words{"train", config.path(), "--group", plan.config.group.text()};
+    bench::Side side(bench::child(words, ranks), kPatience);
     fill_measured(plan, side.ask(std::to_string(steps)));
   } catch (const Error& error) {
     std::string& failure = plan.row.failure = error.message();

@@ -37,9 +37,9 @@ void predict_times(RowPlan& plan, const Timeline& step, const Cluster& cluster, 
 /// Why the host has no memory for the row's ranks, as they are predicted; empty if it has.
 std::string too_large(const Row& row);
 
-/// Runs the plan as `ranks` processes of `sherd run`, alone on this machine: some steps to settle, then `steps` of
-/// which the fastest is what times are of. Fills what is measured, or the row's failure with what the run says; of a
-/// row that has been measured before the faster times stay, and how far its runs lie apart is filled, too.
+/// Runs the plan on `ranks` ranks of its group under `sherd run`, alone on this machine: some steps to settle, then
+/// `steps` of which the fastest is what times are of. Fills what is measured, or the row's failure with what the run
+/// says; of a row that has been measured before the faster times stay, and how far its runs lie apart is filled, too.
 void measure(RowPlan& plan, int ranks, int steps);
 
 }  // namespace sherd::walk

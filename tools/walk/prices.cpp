@@ -19,7 +19,11 @@ Calibration usual_cpu() {
 
 }  // namespace
 
-WalkPrices::WalkPrices(int ranks) : ranks_(ranks), prices_(usual_cpu()) {
+WalkPrices::WalkPrices(int ranks, Device device) : ranks_(ranks), prices_(usual_cpu()) {
+  if (device != Device::cpu()) {
+    text_ = "not calibrated: calibrations are of CPUs";
+    return;
+  }
   FoundCalibration found = find_calibration(ranks);
   is_calibrated_ = found.made.has_value();
   if (found.made) prices_ = std::move(*found.made);

@@ -10,11 +10,11 @@ namespace sherd::walk {
 
 using namespace train;
 
-/// A calibration of this machine for the walk's ranks (tools/train/calibration.h); without one a usual CPU, whose
-/// compute takes as many times longer as a run has shown.
+/// A calibration of this machine for the walk's ranks (tools/train/calibration.h); without one, and on GPUs, a usual
+/// CPU, whose compute takes as many times longer as a run has shown.
 class WalkPrices {
  public:
-  explicit WalkPrices(int ranks);
+  WalkPrices(int ranks, Device device);
 
   bool is_calibrated() const { return is_calibrated_; }
   /// Without a calibration: fits the one number that it has, so that the step takes `seconds` without a link.

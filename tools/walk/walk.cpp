@@ -87,19 +87,20 @@ void take_small_model(const std::string& name, TrainConfig& config) {
 void check_flags(const TrainConfig& c) {
   check_usage(c.init_from.empty() && c.resume.empty(), "sherd walk starts from fresh weights; leave out {}",
               c.init_from.empty() ? "resume" : "init_from");
-  check_usage(c.plan.device == Device::cpu(), "sherd walk measures ranks on CPUs; device = {} is for sherd train",
-              to_string(c.plan.device));
-  check_usage(c.group == "auto" || c.group == "shm",
-              "sherd walk measures processes of this host; group = {} is for sherd train", c.group.text());
+  if (c.plan.device == Device::cpu()) as_usage([&] { chosen_group(make_single_group(), c.plan.device, c.group); });
+  else
+    check_usage(c.group != "shm",
+                "group = shm moves memory of the host, and the ranks compute on {}: leave it out, or "
+                "give nccl or staged",
+                to_string(c.plan.device));
 }
 
-/// Nothing but the steps: no files, no evaluations; ranks that are processes.
+/// Nothing but the steps: no files, no evaluations.
 void leave_steps_only(TrainConfig& c) {
   c.metrics.clear(), c.trace.clear(), c.save.clear(), c.dump_graph.clear();
   c.save_async = false;
   c.print_units = false;
   c.plan.fully_shard = true;
-  c.group = "shm";
   c.steps = std::int64_t{1} << 20;
 }
 
@@ -139,13 +140,13 @@ std::vector<RowPlan> chosen(std::vector<RowPlan> plans, const std::string& prefi
 /// What is asked for, and the file for the picture, which is opened before anything runs.
 class Walk {
  public:
-  /// `link` is the flag: a TrainConfig's, "none", or empty for one that walk chooses.
+  /// `link` is the flag: a TrainConfig's, "none", or empty for one that walk chooses, on CPUs: it shapes host memory.
   Walk(TrainConfig config, const WalkFlags& flags, std::string link)
       : config_(std::move(config)),
         flags_(flags),
-        link_(std::move(link)),
+        link_(link.empty() && !is_on_host() ? "none" : std::move(link)),
         ranks_(ranks_of(flags, config_.plan.mesh)),
-        prices_(ranks_) {
+        prices_(ranks_, config_.plan.device) {
     if (config_.data.empty()) config_.data = text_.emplace(made_up_text(config_.model.sequence)).path();
     as_usage([&] {
       local_batch(config_, nn::count_data_ranks(config_.plan.mesh.of(ranks_)));
@@ -166,7 +167,7 @@ class Walk {
     fit_prices();
     if (is_chosen() && is_default_known) choose_link();
     for (RowPlan& plan : plans_)
-      if (plan.row.left_out.empty()) plan.row.left_out = too_large(plan.row);
+      if (plan.row.left_out.empty() && is_on_host()) plan.row.left_out = too_large(plan.row);
     for (int round = 0; round < flags_.rounds && !flags_.dry; ++round) {
       if (round > 0) fit_prices();
       for (std::size_t i = 0; i < plans_.size(); ++i)
@@ -199,10 +200,11 @@ class Walk {
   }
 
   bool is_chosen() const { return link_.empty(); }
+  bool is_on_host() const { return config_.plan.device == Device::cpu(); }
 
   /// Without a calibration, how fast this machine computes: by the fastest of some runs without a link.
   void fit_prices() {
-    if (prices_.is_calibrated() || flags_.dry || !too_large(plans_[0].row).empty()) return;
+    if (prices_.is_calibrated() || flags_.dry || (is_on_host() && !too_large(plans_[0].row).empty())) return;
     const double seconds = seconds_without_link();
     if (seconds > 0 && (compute_ == 0 || seconds < compute_)) compute_ = seconds;
     if (compute_ > 0) prices_.fit(steps_[0], compute_);
@@ -260,6 +262,11 @@ class Walk {
         with == plans_.end() ? "" : "; one axis over both is as fast as the slower one");
   }
 
+  std::string place() const {
+    if (is_on_host()) return "";
+    return fmt::format(", from {} on, group {}", to_string(config_.plan.device), config_.group.text());
+  }
+
   std::vector<std::pair<std::string, std::string>> about() const {
     const TrainConfig::Model& m = config_.model;
     const Links& link = plans_[0].config.link;
@@ -268,9 +275,9 @@ class Walk {
         {"model", fmt::format("{}, {} layers, width {}, {} heads, {} parameters, {} sequences of {} tokens per step",
                               m.style, m.layers, m.width, m.heads, plan::model_size(config_, vocabulary_).parameters,
                               config_.batch, m.sequence)},
-        {"ranks", fmt::format("{} processes, mesh {}, {}", ranks_, plans_[0].config.plan.mesh.text(),
-                              name(config_.plan.param_dtype))},
-        {"link", !link.any()   ? "none: what this machine's memory gives"
+        {"ranks", fmt::format("{} {}, mesh {}, {}{}", ranks_, config_.group == "thread" ? "threads" : "processes",
+                              plans_[0].config.plan.mesh.text(), name(config_.plan.param_dtype), place())},
+        {"link", !link.any() ? fmt::format("none: what {} gives", is_on_host() ? "this machine's memory" : "the group")
                  : is_chosen() ? chosen_link()
                                : link_},
         {"prices", prices_.text()},
