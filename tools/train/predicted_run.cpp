@@ -1,35 +1,23 @@
 #include "tools/train/predicted_run.h"
 
-#include "runtime/comm/job/hosts.h"
-#include "runtime/cpu/parallel.h"
-#include "runtime/exec/simulate.h"
 #include "runtime/tensor/indices.h"
-#include "tools/train/calibration.h"
 #include "tools/train/ghost_step.h"
 #include "tools/train/run.h"
+#include "tools/train/step_prices.h"
 
 namespace sherd::train {
 
 namespace {
 
 void price(PredictedRun& predicted, const Timeline& step, const TrainConfig& config, int ranks) {
-  if (config.plan.device != Device::cpu()) {
-    predicted.prices = "not calibrated: calibrations are of CPUs; sherd plan --device-model prices a GPU";
-    return;
-  }
-  if (const RankInfo rank = discover_rank(); rank.world_size == ranks && has_other_hosts(rank)) {
-    predicted.prices = "not calibrated: ranks are on several hosts, and calibrations are of one; sherd plan --fabric";
-    return;
-  }
-  FoundCalibration found = find_calibration(ranks, cache_folder(), threads());
-  predicted.prices = std::move(found.text);
-  if (!found.made) return;
+  const StepPrices prices(config.plan.device, ranks);
+  predicted.prices = prices.text();
+  if (!prices.are_known()) return;
   try {
-    const Simulation simulated = simulate(step, calibrated_cluster(std::move(*found.made), ranks, config.link));
-    if (simulated.is_extrapolated) predicted.prices += "; extrapolated beyond the sizes and types that it has measured";
-    predicted.seconds = simulated.seconds;
-    const Simulation::RankTimes& rank = simulated.of(0);
-    predicted.exposed = rank.transfer + rank.throttle + rank.skew;
+    const StepPrices::Times times = prices.of(step, config.link);
+    if (times.is_extrapolated) predicted.prices += "; extrapolated beyond the sizes and types that it has measured";
+    predicted.seconds = times.seconds;
+    predicted.exposed = times.exposed;
   } catch (const Error& error) {  // a prediction is no reason to end a run
     predicted.prices += fmt::format("; not priced: {}", error.message());
   }
