@@ -10,6 +10,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/tools/out_of_memory.h"
 #include "tests/tools/program_test.h"
+#include "tools/train/ghost_training.h"
 #include "tools/train/predicted_peak.h"
 
 namespace sherd::testing {
@@ -72,6 +73,28 @@ TEST_F(MemoryAdvice, ALimitThatNothingMeetsSaysTheLeastAndWhatHoldsIt) {
   EXPECT_THROW(train_tiny(with_flags(config, found[2]), 1), OutOfMemory);
 }
 
+// Whole gradients of f32 are four bytes an element; of two data ranks each has a half.
+TEST_F(MemoryAdvice, MicroBatchesNameTheGradientsThatStay) {
+  TrainConfig config = tiny_llama(data_);
+  config.plan.strategy = "full_shard";
+  std::int64_t elements = 0;
+  const PredictedPeak peak =
+      predict_peak(config, 0, 2, kTinyVocabulary,
+                   {.observe = [&](TrainStep& step, int) { elements = step.model().num_parameters(); }});
+  for (const bool shards : {false, true}) {
+    config.plan.accumulate_shards = shards;
+    const Advice advice = advise_on_memory(config, 2, kTinyVocabulary, peak.bytes - 1);
+    const auto parts = std::ranges::find_if(
+        advice.fits, [](const Suggestion& fits) { return fits.flags.starts_with("--accumulate "); });
+    ASSERT_NE(parts, advice.fits.end());
+    const auto bytes = static_cast<double>(4 * elements);
+    EXPECT_GE(static_cast<double>(parts->gradients), shards ? 0.5 * bytes : bytes);
+    EXPECT_LE(static_cast<double>(parts->gradients), 1.5 * (shards ? 0.5 * bytes : bytes));
+    expect_within(parts->text(), {shards ? " of shards of gradients stay" : " of whole gradients stay",
+                                  format_bytes(parts->gradients)});
+  }
+}
+
 TEST_F(MemoryAdvice, ThereMayBeNoTime) {
   TrainConfig config = tiny_llama(data_);
   const Advice advice = advise_on_memory(config, 1, kTinyVocabulary, 20'000, std::chrono::milliseconds(0));
@@ -87,6 +110,10 @@ TEST_F(MemoryAdvice, TheProgramSaysItOnce) {
     expect_within(end.err, {"out of memory", "asked for", "needs", "modules", "fits", "at most per rank"});
     const std::size_t first = end.err.find("saved activations");
     EXPECT_EQ(end.err.find("saved activations", first + 1), std::string::npos) << end.err;
+    expect_within(end.err, {"  fits    not calibrated"});
+    const std::string last = end.err.substr(end.err.rfind('\n', end.err.size() - 2) + 1);
+    if (ranks == 1) expect_within(last, {"    --", " at most per rank"});
+    else expect_within(last, {"sherd run: what fits, by rank ", ": --", " at most per rank"});
   }
 }
 

@@ -11,7 +11,9 @@
 
 #include "runtime/tensor/indices.h"
 #include "tools/train/explained_peak.h"
+#include "tools/train/ghost_step.h"
 #include "tools/train/ghost_training.h"
+#include "tools/train/step_prices.h"
 #include "tools/train/stop_signals.h"
 
 namespace sherd::train {
@@ -152,23 +154,26 @@ class Search {
           fmt::format("{}--{}{}", suggestion.flags.empty() ? "" : " ", flag, table.is_switch(key) ? "" : " " + value);
     }
     try {
-      suggestion.bytes = most_bytes(suggestion.config);
+      measure(suggestion);
     } catch (const Error&) { return std::nullopt; }
     if (advice_.smallest.bytes == 0 || suggestion.bytes < advice_.smallest.bytes) advice_.smallest = suggestion;
     return suggestion;
   }
 
-  std::int64_t most_bytes(const TrainConfig& config) const {
+  void measure(Suggestion& suggestion) const {
     std::vector<int> of;
     if (ranks_ <= 8)
       for (const int rank : up_to(ranks_)) of.push_back(rank);
     else of = {0, ranks_ / 2, ranks_ - 1};
-    std::int64_t most = 0;
     for (const int rank : of) {
-      most = std::max(most, predict_peak(config, rank, ranks_, data_vocabulary_).bytes);
-      if (most > limit_ && most > advice_.smallest.bytes && advice_.smallest.bytes > 0) break;  // no use already
+      const PredictedPeak peak = predict_peak(suggestion.config, rank, ranks_, data_vocabulary_);
+      if (peak.bytes > suggestion.bytes) {
+        suggestion.bytes = peak.bytes;
+        suggestion.gradients = peak.peak[static_cast<std::size_t>(MemoryCategory::gradients)];
+      }
+      const std::int64_t least = advice_.smallest.bytes;
+      if (suggestion.bytes > limit_ && least > 0 && suggestion.bytes > least) break;  // no use already
     }
-    return most;
   }
 
   TrainConfig config_;
@@ -179,12 +184,38 @@ class Search {
   Advice advice_;
 };
 
+double seconds_per_token(const Suggestion& s) {
+  return *s.seconds / static_cast<double>(s.config.batch * s.config.model.sequence);
+}
+
+// Memory is advised on for ranks of any device; a step that nothing prices is advised on all the same.
+void price(Advice& advice, const TrainConfig& config, int ranks, std::int64_t data_vocabulary, Clock::time_point end) {
+  const StepPrices prices(config.plan.device, ranks);
+  advice.prices = prices.text();
+  if (!prices.are_known()) return;
+  bool are_all_priced = true;
+  for (Suggestion& fits : advice.fits) {
+    try {
+      if (Clock::now() < end)
+        fits.seconds = prices.of(ghost_step(fits.config, 0, ranks, data_vocabulary).timeline, fits.config.link).seconds;
+    } catch (const Error&) {}
+    are_all_priced = are_all_priced && fits.seconds;
+  }
+  if (are_all_priced) std::ranges::stable_sort(advice.fits, {}, seconds_per_token);
+}
+
 // Whether `rank` runs out of memory too, by prediction.
 bool runs_out(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary) {
   try {
     predict_peak(config, rank, ranks, data_vocabulary, {.memory_limit = config.memory_limit});
     return false;
   } catch (const OutOfMemory&) { return true; }
+}
+
+std::string pictured(const MemoryLog::Picture& picture) {
+  std::string text = print_picture(picture, 8, "    ");
+  if (text.ends_with('\n')) text.pop_back();
+  return text;
 }
 
 std::string indented(std::string_view text) {
@@ -195,19 +226,17 @@ std::string indented(std::string_view text) {
   return result;
 }
 
-std::string text_of(const Advice& advice, int ranks, std::int64_t data_vocabulary, std::int64_t limit) {
+std::string text_of(const Advice& advice, std::int64_t limit) {
   if (!advice.fits.empty()) {
-    std::string text;
-    for (const Suggestion& s : advice.fits)
-      text += fmt::format("{:<40} {:>9} ({} bytes) at most per rank\n", s.flags, format_bytes(s.bytes), s.bytes);
+    std::string text = advice.prices;
+    for (const Suggestion& fits : advice.fits) text += "\n    " + fits.text();
     return text;
   }
-  if (advice.smallest.bytes == 0) return "no other setting was tried\n";
+  if (advice.smallest.bytes == 0) return "no other setting was tried";
   const std::string so_far = advice.is_complete ? "" : " (of those that there was time to try)";
-  return fmt::format("no setting meets a limit of {}: the least{} is {} ({} bytes), by {}, which holds\n{}",
+  return fmt::format("no setting meets a limit of {}: the least{} is {} ({} bytes), by {}, which holds the above",
                      format_bytes(limit), so_far, format_bytes(advice.smallest.bytes), advice.smallest.bytes,
-                     advice.smallest.flags,
-                     print_picture(explain_peak(advice.smallest.config, 0, ranks, data_vocabulary).peak));
+                     advice.smallest.flags);
 }
 
 void explain(OutOfMemory& error, TrainConfig config, const ProcessGroup& group, std::int64_t data_vocabulary,
@@ -225,20 +254,35 @@ void explain(OutOfMemory& error, TrainConfig config, const ProcessGroup& group, 
   if (explained.refusal)
     error.add("when",
               fmt::format("{} for {}, by a prediction of this rank, with\n{}", format_bytes(explained.refusal->bytes),
-                          name(explained.refusal->category), print_picture(explained.refusal->held, 8, "    ")));
-  error.add("needs",
-            fmt::format("{} ({} bytes) at the peak, in {}, with\n{}", format_bytes(explained.predicted.bytes),
-                        explained.predicted.bytes, explained.predicted.when, print_picture(explained.peak, 8, "    ")));
+                          name(explained.refusal->category), pictured(explained.refusal->held)));
+  error.add("needs", fmt::format("{} ({} bytes) at the peak, in {}, with\n{}", format_bytes(explained.predicted.bytes),
+                                 explained.predicted.bytes, explained.predicted.when, pictured(explained.peak)));
   error.add("modules", indented(print_module_memory(explained.modules)));
-  error.add("fits",
-            indented(text_of(advise_on_memory(config, ranks, data_vocabulary, limit), ranks, data_vocabulary, limit)));
+  const Advice advice = advise_on_memory(config, ranks, data_vocabulary, limit);
+  if (const Suggestion& least = advice.smallest; advice.fits.empty() && least.bytes > 0)
+    error.add("least", fmt::format("of memory, by {}, with\n{}", least.flags,
+                                   pictured(explain_peak(least.config, 0, ranks, data_vocabulary).peak)));
+  error.add("fits", text_of(advice, limit));
 }
 
 }  // namespace
 
+std::string Suggestion::text() const {
+  std::string text = fmt::format("{:<40} {:>9} ({} bytes) at most per rank", flags, format_bytes(bytes), bytes);
+  if (seconds) text += fmt::format(", {:.3g} ms a step", 1e3 * *seconds);
+  if (seconds && flags.find("--batch ") != flags.npos) text += fmt::format(" of {} sequences", config.batch);
+  if (flags.find("--accumulate ") != flags.npos)
+    text += fmt::format("; {} of {}gradients stay from one micro-batch to the next", format_bytes(gradients),
+                        config.plan.accumulate_shards ? "shards of " : "whole ");
+  return text;
+}
+
 Advice advise_on_memory(const TrainConfig& config, int ranks, std::int64_t data_vocabulary, std::int64_t limit,
                         std::chrono::milliseconds time) {
-  return Search(config, ranks, data_vocabulary, limit, Clock::now() + time).run();
+  const Clock::time_point start = Clock::now();
+  Advice advice = Search(config, ranks, data_vocabulary, limit, start + time * 3 / 4).run();
+  price(advice, config, ranks, data_vocabulary, start + time);
+  return advice;
 }
 
 void explain_out_of_memory(OutOfMemory& error, const TrainConfig& config, const ProcessGroup& group,
