@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -60,9 +61,12 @@ int run_printing_errors(std::span<const std::string_view> args, int (*run)(std::
     return error.status();
   } catch (const CommError& error) {  // `sherd run` looks for this word: the fault is a peer's
     fmt::print(stderr, "sherd: CommError: {}\n", error.what());
-  } catch (const OutOfMemory& error) {
-    fmt::print(stderr, "sherd: {}\n", error.what());
+  } catch (const OutOfMemory& error) {  // what would fit comes last
+    const std::string_view text = error.what();
+    const std::size_t fits = std::min(text.rfind("\n  fits "), text.size());
+    fmt::print(stderr, "sherd: {}\n", text.substr(0, fits));
     print_limits(kMemoryLimits);
+    if (fits < text.size()) fmt::print(stderr, "{}\n", text.substr(fits + 1));
   } catch (const std::exception& error) {
     // The standard library and oneTBB report a thread that did not start in different words.
     const std::string_view text = error.what();

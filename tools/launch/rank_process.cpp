@@ -48,6 +48,24 @@ bool blames_a_peer(const RankProcess& rank) {
   });
 }
 
+// Its error ends with "  fits    ...", below which each setting has a line of its own, the best one the first.
+std::string what_fits(const RankProcess& rank) {
+  const auto& tail = rank.err.lines.tail();
+  const auto is_setting = [](const std::string& line) { return line.starts_with("    --"); };
+  const auto fits =
+      std::find_if(tail.rbegin(), tail.rend(), [](const std::string& l) { return l.starts_with("  fits "); });
+  if (fits == tail.rend()) return "";
+  const auto last = std::find_if_not(fits.base(), tail.end(), is_setting);
+  const auto settings = last - fits.base();
+  std::string text = settings > 0 ? *fits.base() : *fits;
+  if (settings == 0) text.erase(0, std::string_view("  fits ").size());
+  if (settings == 0 && text.find("no setting") == text.npos) return "";
+  text.erase(0, text.find_first_not_of(' '));
+  const auto both_blank = [](char a, char b) { return a == ' ' && b == ' '; };
+  text.erase(std::unique(text.begin(), text.end(), both_blank), text.end());
+  return settings > 1 ? fmt::format("{}; and {} more above", text, settings - 1) : text;
+}
+
 bool is_meant(int status) {
   if (WIFSIGNALED(status)) {
     const int signal = WTERMSIG(status);

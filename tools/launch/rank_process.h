@@ -36,6 +36,8 @@ std::string describe_end(const RankProcess& rank);
 /// A rank that lost a peer says so, and so does one that was told of a peer's error ("sherd: rank 3: reason"); the
 /// peer's own error is the one to read.
 bool blames_a_peer(const RankProcess& rank);
+/// What a rank that ran out of memory has said would fit, in a line; empty if it has said nothing of it.
+std::string what_fits(const RankProcess& rank);
 /// Whether the process has a handler: a signal that it does not expect, or not yet, would end it.
 bool catches(pid_t pid, int signal);
 

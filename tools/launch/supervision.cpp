@@ -330,6 +330,12 @@ int Supervision::report() {
                             : fmt::format("{}; the end of what {} wrote to stderr:", what, who));
     for (const std::string& line : tail) relay_.err.append("  " + line + "\n");
   }
+  // One of the ranks that ran out of memory says what would fit; it need not be the one to blame.
+  for (const auto& rank : ranks_)
+    if (const std::string fits = what_fits(*rank); culprit && !fits.empty()) {
+      relay_.say(fmt::format("what fits, by rank {}: {}", rank->rank, fits));
+      break;
+    }
   while (!relay_.err.is_empty()) wait_for_events();
   return culprit ? shell_status(*culprit->status) : 0;
 }
