@@ -87,6 +87,8 @@ TEST_F(Walk, EveryByteAndCallIsThatOfGhosts) {
   for (const std::string& name : strategies) EXPECT_TRUE(std::ranges::count(names, name) == 1) << name;
   for (const char* name : {"recompute selective", "recompute full", "prefetch false", "units coarse", "units fine"})
     EXPECT_TRUE(std::ranges::count(names, name) == 1) << name;
+  for (const char* name : {"accumulate 2", "accumulate 2 shards", "bf16"})
+    EXPECT_TRUE(std::ranges::count(names, name) == 1) << name;
   for (const char* name : {"offload optimizer", "captured", "captured within 75%", "captured within 60%"})
     EXPECT_TRUE(std::ranges::count(names, name) == 1) << name;
   for (const json& row : result.rows) {
@@ -122,6 +124,27 @@ TEST_F(Walk, BytesByAxisAndTwoRatesByDefault) {
   EXPECT_NEAR(sent("hybrid_shard", "dp"), (gathered + reduced) / 2, 1e4);
   EXPECT_NEAR(sent("hybrid_shard", "replicate"), 2 * (reduced / 2) / 2, 1e4);
   for (const json& row : result.rows) EXPECT_FALSE(row.contains("step_seconds")) << "--dry runs nothing";
+}
+
+// By hand: what is gathered has half the bytes in bf16, sums are of f32; micro-batches gather anew, and keep whole
+// gradients or shards of them.
+TEST_F(Walk, RowsOfTypesAndMicroBatchesArePredicted) {
+  const Result result = walk({"--dry", "--only", "bf16,accumulate"});
+  EXPECT_EQ(result.end.status, 0) << result.end.err;
+  const json& base = result.row("full_shard (default)");
+  const auto number = [&](const char* row, const char* of, const char* what) {
+    return result.row(row).at(of).at(what).get<double>();
+  };
+  const auto of_base = [&](const char* of, const char* what) { return base.at(of).at(what).get<double>(); };
+  EXPECT_EQ(number("bf16", "predicted_bytes", "all_gather"), of_base("predicted_bytes", "all_gather") / 2);
+  EXPECT_EQ(number("bf16", "predicted_bytes", "reduce_scatter"), of_base("predicted_bytes", "reduce_scatter"));
+  EXPECT_EQ(number("accumulate 2", "predicted_calls", "reduce_scatter"), of_base("predicted_calls", "reduce_scatter"));
+  EXPECT_EQ(number("accumulate 2 shards", "predicted_calls", "reduce_scatter"),
+            2 * of_base("predicted_calls", "reduce_scatter"));
+  EXPECT_GE(number("accumulate 2", "predicted_memory_bytes", "gradients"), 4.0 * kAll);
+  EXPECT_LT(number("accumulate 2 shards", "predicted_memory_bytes", "gradients"), 4.0 * kAll);
+  EXPECT_EQ(result.row("bf16").at("param_dtype"), "bf16");
+  EXPECT_EQ(result.row("accumulate 2 shards").at("accumulate_shards"), "true");
 }
 
 TEST_F(Walk, RowsThatTheHostCannotHoldAreNotRun) {

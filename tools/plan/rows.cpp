@@ -54,8 +54,28 @@ constexpr std::array kSettings{
             "memory_budget", "75%"},
     Setting{"compile", "true", "what does not fit in 60 % of them is let go and computed again", "memory_budget",
             "60%"},
+    Setting{"accumulate", "1", "the batch is one forward and one backward"},
+    Setting{"accumulate", "2",
+            "half of the batch at a time, as much less is saved for backward; whole gradients wait for the other half"},
+    Setting{"accumulate", "2", "half of the batch at a time, and shards of gradients wait for the other half",
+            "accumulate_shards", "true"},
+    Setting{"param_dtype", "f32", "parameters are gathered, and computed with, in f32"},
+    Setting{
+        "param_dtype", "bf16",
+        "shards and sums of gradients are f32, what is gathered and computed with is bf16: half the bytes, and other "
+        "roundings"},
 };
-constexpr std::array<std::string_view, 6> kKnobs{"strategy", "recompute", "offload", "prefetch", "units", "compile"};
+constexpr std::array<std::string_view, 8> kKnobs{"strategy", "recompute", "offload",    "prefetch",
+                                                 "units",    "compile",   "accumulate", "param_dtype"};
+/// Each is tried alone: combinations are not about it.
+constexpr std::array<std::string_view, 3> kAlone{"compile", "accumulate", "param_dtype"};
+/// What names of rows leave out, as tables of a search have it in columns.
+constexpr std::array<std::string_view, 4> kNotNamed{"strategy", "recompute", "accumulate", "param_dtype"};
+
+template <class Names>
+bool is_among(const Names& names, std::string_view name) {
+  return std::ranges::find(names, name) != std::ranges::end(names);
+}
 
 std::string text_of(const ConfigValue& value) {
   return std::visit([](const auto& v) { return fmt::format("{}", v); }, value);
@@ -132,6 +152,7 @@ std::vector<const Setting*> settings_of(std::string_view knob) {
 bool is_of(const Setting& setting, const std::map<std::string, std::string>& base) {
   if (base.at(std::string(setting.key)) != setting.value) return false;
   if (!setting.also_key.empty()) return base.at(std::string(setting.also_key)) == setting.also_value;
+  if (setting.key == "accumulate" && setting.value != "1") return base.at("accumulate_shards") == "false";
   return (setting.key != "strategy" || base.at("reshard_after_forward") == "true") &&
          (setting.key != "compile" || base.at("memory_budget") == "none");
 }
@@ -142,6 +163,7 @@ void apply(RowPlan& run, const Setting& setting, const Axes& axes) {
   if (setting.key == "strategy") run.config.plan.reshard_after_forward = true;
   if (!run.config.plan.offload.any()) run.config.plan.offload_keep = 0;
   if (setting.key == "compile") run.config.plan.memory_budget = "none";
+  if (setting.key == "accumulate") run.config.plan.accumulate_shards = false;
   if (!run.config.plan.compiled) run.config.passes.clear();
   if (setting.also_key.empty()) return;
   if (setting.also_value != "K") return table.set_text(setting.also_key, setting.also_value, "a row");
@@ -152,6 +174,9 @@ void apply(RowPlan& run, const Setting& setting, const Axes& axes) {
 std::string name_of(const Setting& setting, const Axes& axes) {
   if (setting.also_key == "reshard_after_forward")
     return fmt::format("full_shard, reshard to {}", axes.slice > 0 ? std::to_string(axes.slice) : "fewer");
+  if (setting.key == "param_dtype") return std::string(setting.value);
+  if (setting.key == "accumulate" && !setting.also_key.empty())
+    return fmt::format("accumulate {} shards", setting.value);
   if (setting.key == "compile" && setting.value == "true")
     return setting.also_key.empty() ? "captured" : fmt::format("captured within {}", setting.also_value);
   return setting.key == "strategy" ? std::string(setting.value) : fmt::format("{} {}", setting.key, setting.value);
@@ -168,7 +193,8 @@ RowPlan row_of(const TrainConfig& base, const Combination& changes, const Axes& 
   put_on_mesh(run, axes);
   const auto values = values_of(run.config);
   for (const std::string_view key : kKnobs) run.row.settings.emplace_back(key, values.at(std::string(key)));
-  for (const char* key : {"memory_budget", "reshard_after_forward"}) run.row.settings.emplace_back(key, values.at(key));
+  for (const char* key : {"memory_budget", "reshard_after_forward", "accumulate_shards"})
+    run.row.settings.emplace_back(key, values.at(key));
   run.row.settings.emplace_back("mesh", run.config.plan.mesh.text());
   return run;
 }
@@ -208,8 +234,7 @@ std::vector<RowPlan> plan_rows(const TrainConfig& base, int ranks, const RowsOf&
   const auto values = values_of(base);
   const auto is_own = [&values](const Setting* setting) { return is_of(*setting, values); };
   const auto is_asked = [&of](std::string_view knob) {
-    if (!of.knobs.empty()) return std::ranges::find(of.knobs, knob) != of.knobs.end();
-    return !of.combined || knob != "compile";  // capturing changes none of what combinations are about
+    return of.knobs.empty() ? !of.combined || !is_among(kAlone, knob) : is_among(of.knobs, knob);
   };
   std::vector<std::vector<const Setting*>> knobs;
   for (const std::string_view knob : kKnobs)
@@ -235,7 +260,7 @@ std::string full_name(const TrainConfig& config, const TrainConfig& base) {
   if (config.plan.recompute.text() != "none") name += fmt::format(", recompute {}", config.plan.recompute.text());
   const auto values = values_of(config), before = values_of(base);
   for (const std::string_view knob : kKnobs)
-    if (knob != "strategy" && knob != "recompute" && values.at(std::string(knob)) != before.at(std::string(knob)))
+    if (!is_among(kNotNamed, knob) && values.at(std::string(knob)) != before.at(std::string(knob)))
       name += fmt::format(", {} {}", knob, values.at(std::string(knob)));
   return name;
 }

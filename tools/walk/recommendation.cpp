@@ -32,6 +32,7 @@ std::string recommendation_of(std::span<const table::Row> rows) {
   for (const table::Row& row : rows) {
     const auto seconds = value_of(row, "step_seconds"), bytes = value_of(row, "memory_bytes.total");
     if (!seconds || !bytes || !row.left_out.empty() || !row.failure.empty()) continue;
+    if (row.knob == "param_dtype") continue;  // other roundings are no matter of speed alone
     known.push_back(&row);
     candidates.push_back({.name = row.name, .seconds = *seconds, .bytes = std::llround(*bytes)});
     error = std::max(error, row.at("step_spread_seconds").measured.value_or(0) / *seconds);

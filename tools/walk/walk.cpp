@@ -38,11 +38,10 @@ constexpr std::string_view kUsageText =
     "usage: sherd walk [CONFIG.toml | --model gpt|llama] [--ranks N | --mesh ...] [--link ...] [--dry] [--all] "
     "[--json] "
     "[--svg FILE]\n\n"
-    "Runs one model under every strategy and with recomputation, offload, prefetch, units and capture changed one at a "
-    "time,\nand prints what each run holds, moves and takes beside what is predicted: memory and bytes by ghosts, "
-    "times "
-    "by what\n`sherd calibrate` has measured, or by one run. Text is made up where `data` is empty.\nFlags are those "
-    "of `sherd train`, which say what the default run is, and:\n\n";
+    "Runs one model under every strategy and with recomputation, offload, prefetch, units, capture, micro-batches and\n"
+    "bf16 changed one at a time, and prints what each run holds, moves and takes beside what is predicted: memory and\n"
+    "bytes by ghosts, times by what `sherd calibrate` has measured, or by one run. Text is made up where `data` is "
+    "empty.\nFlags are those of `sherd train`, which say what the default run is, and:\n\n";
 
 struct WalkFlags {
   std::string model, svg, only;
