@@ -101,6 +101,7 @@ class GhostGroup final : public HostGroup {
     } catch (const Error&) { return {}; }
   }
   void gather(const CollectivePart& part) const;
+  static void keep(const CollectivePart& part);
   void check_keeps_value(const ReduceOptions& reduction) const;
   /// At the end of a call too: the reason why the group failed, if it did.
   void check_usable() const {
@@ -124,9 +125,13 @@ void GhostGroup::run(const Collective& call) {
     case comm::CommOp::all_gather:
       for (const CollectivePart& part : call.parts) gather(part);
       break;
-    case comm::CommOp::all_reduce: check_keeps_value(call.reduction); break;
+    case comm::CommOp::all_reduce:
+      check_keeps_value(call.reduction);
+      for (const CollectivePart& part : call.parts) keep(part);
+      break;
     case comm::CommOp::broadcast:
       check(call.peer >= 0 && call.peer < size(), "broadcast from rank {} of a group of {}", call.peer, size());
+      for (const CollectivePart& part : call.parts) keep(part);
       break;
     case comm::CommOp::barrier: break;
     default: refuse(comm::name(call.op));
@@ -141,11 +146,20 @@ void GhostGroup::gather(const CollectivePart& part) const {
   if (std::ranges::any_of(part.counts, [&](std::int64_t c) { return c != count; }))
     refuse("all_gather of unequal parts");
   if (part.dtype != part.out_type()) refuse("all_gather that casts");
-  const auto bytes = static_cast<std::size_t>(count * byte_size(part.dtype));
+  const auto blocks = static_cast<std::size_t>(part.blocks), ranks = part.counts.size();
+  const auto bytes = static_cast<std::size_t>(count * byte_size(part.dtype)) / blocks;  // of a rank, in one block
   auto* const all = static_cast<std::byte*>(part.out.address);
-  const void* const own = part.is_in_place(rank()) ? all + static_cast<std::size_t>(rank()) * bytes : part.in.address;
-  for (std::size_t r = 0; bytes > 0 && r < part.counts.size(); ++r)
-    if (all + r * bytes != own) std::memcpy(all + r * bytes, own, bytes);
+  const auto* const own = part.is_in_place(rank()) ? all + static_cast<std::size_t>(rank()) * bytes
+                                                   : static_cast<const std::byte*>(part.in.address);
+  for (std::size_t i = 0; bytes > 0 && i < blocks * ranks; ++i)
+    if (all + i * bytes != own) std::memcpy(all + i * bytes, own + i / ranks * bytes, bytes);
+}
+
+/// The own value, where the result is to lie.
+void GhostGroup::keep(const CollectivePart& part) {
+  const auto bytes = static_cast<std::size_t>(part.counts.empty() ? 0 : part.counts[0] * byte_size(part.dtype));
+  if (bytes > 0 && part.in.address && part.in.address != part.out.address)
+    std::memcpy(part.out.address, part.in.address, bytes);
 }
 
 void GhostGroup::check_keeps_value(const ReduceOptions& reduction) const {

@@ -10,7 +10,9 @@
 #include <numeric>
 
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/group/lanes.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/timeline_recording.h"
 #include "runtime/op/rows/ops.h"
 #include "tests/support/tree_sum.h"
 
@@ -76,11 +78,14 @@ struct TensorSpec {
   int number = 0;
   DType dtype{}, out_dtype{}, wire{};
   std::int64_t size = 0, blocks = 1;
+  int only = -1;  ///< all ranks hold what this one does; -1: each has its own
+
+  int holder(int rank) const { return only >= 0 ? only : rank; }
 };
 
 void write_element(const TensorSpec& t, const CollectiveCase& c, int rank, std::int64_t i, DType dtype, std::byte* to) {
   visit_dtype(t.dtype, [&]<class T>(Type<T>) {
-    const T value = element<T>(c, rank, t.number, i);
+    const T value = element<T>(c, t.holder(rank), t.number, i);
     if (dtype == t.dtype) {
       std::memcpy(to, &value, sizeof(T));
     } else if constexpr (is_floating(dtype_of<T>)) {
@@ -98,7 +103,8 @@ void reduce_element(const TensorSpec& t, const CollectiveCase& c, std::int64_t i
   visit_dtype(t.dtype, [&]<class T>(Type<T>) {
     using A = Sum<T>;
     std::vector<A> leaves;
-    for (int r = 0; r < c.ranks; ++r) leaves.push_back(rounded(static_cast<A>(element<T>(c, r, t.number, i)), t.wire));
+    for (int r = 0; r < c.ranks; ++r)
+      leaves.push_back(rounded(static_cast<A>(element<T>(c, t.holder(r), t.number, i)), t.wire));
     A sum = tree_sum(leaves, [kind](A a, A x) { return combined(kind, a, x); });
     const auto store = [&]<class U>(Type<U>) {
       using Wider = std::conditional_t<(sizeof(U) > sizeof(A)), U, A>;
@@ -266,14 +272,31 @@ CaseTensor tensor_of(const TensorSpec& t, const CollectiveCase& c, int me, int r
   return tensor;
 }
 
-std::vector<TensorSpec> specs_of(const CollectiveCase& c) {
+std::vector<TensorSpec> specs_of(const CollectiveCase& c, int only) {
   if (c.op == CommOp::barrier) return {};
-  std::vector<TensorSpec> specs{{0, c.dtype, c.out_dtype, c.wire, c.size, c.blocks}};
+  std::vector<TensorSpec> specs{{0, c.dtype, c.out_dtype, c.wire, c.size, c.blocks, only}};
   if (!c.is_list) return specs;
   const DType wide = is_floating(c.dtype) ? DType::f64 : DType::i64;
-  specs.push_back({1, wide, wide, wide, c.size / 2 + 3, 1});
-  specs.push_back({2, wide, wide, wide, 0, 1});
+  specs.push_back({1, wide, wide, wide, c.size / 2 + 3, 1, only});
+  specs.push_back({2, wide, wide, wide, 0, 1, only});
   return specs;
+}
+
+/// A case on one rank, without memory: the parts of `call` come when there is some.
+struct MadeCase {
+  Collective call;
+  std::vector<CaseTensor> tensors{};
+};
+
+bool has_peer(const CollectiveCase& c, int me) { return c.op != CommOp::send || (me ^ 1) < c.ranks; }
+
+MadeCase make_case(const CollectiveCase& c, int me, int only = -1) {
+  const int root = static_cast<int>(c.size % c.ranks);
+  MadeCase made{.call = {.op = c.op == CommOp::send && me % 2 == 1 ? CommOp::recv : c.op,
+                         .reduction = c.reduction,
+                         .peer = c.op == CommOp::send ? me ^ 1 : root}};
+  for (const TensorSpec& spec : specs_of(c, only)) made.tensors.push_back(tensor_of(spec, c, me, root));
+  return made;
 }
 
 // ---- memory of a device ----
@@ -304,16 +327,12 @@ Buffer buffer_at(const Tensor& t, std::int64_t offset) {
 }  // namespace
 
 bool check_case(ProcessGroup& group, const CollectiveCase& c, Device device) {
-  const int me = group.rank(), root = static_cast<int>(c.size % c.ranks);
-  if (c.op == CommOp::send && (me ^ 1) >= c.ranks) return true;  // the last one of an odd number has no peer
-  Collective call{.op = c.op == CommOp::send && me % 2 == 1 ? CommOp::recv : c.op,
-                  .reduction = c.reduction,
-                  .peer = c.op == CommOp::send ? me ^ 1 : root};
-  std::vector<CaseTensor> tensors;
+  const int me = group.rank();
+  if (!has_peer(c, me)) return true;  // the last one of an odd number
+  auto [call, tensors] = make_case(c, me);
   std::vector<std::vector<Tensor>> memory;
   std::vector<Loan> loans;
-  for (const TensorSpec& spec : specs_of(c)) {
-    CaseTensor& t = tensors.emplace_back(tensor_of(spec, c, me, root));
+  for (CaseTensor& t : tensors) {
     std::vector<Tensor>& buffers = memory.emplace_back();
     for (const Expectation& e : t.buffers) buffers.push_back(on(device, e.before, c.in_heap));
     t.part.in = buffer_at(buffers.front(), t.in_offset);
@@ -336,6 +355,100 @@ bool check_case(ProcessGroup& group, const CollectiveCase& c, Device device) {
       is_right = is_right && text.empty();
     }
   return is_right;
+}
+
+namespace {
+
+/// Puts the buffers of a case where no rank is: on the host, whatever a ghost's tensors have.
+std::vector<std::vector<Bytes>> lay_out(MadeCase& made) {
+  std::vector<std::vector<Bytes>> memory;
+  for (CaseTensor& t : made.tensors) {
+    std::vector<Bytes>& buffers = memory.emplace_back();
+    for (const Expectation& e : t.buffers) buffers.push_back(e.before);
+    const auto buffer_in = [](Bytes& b, std::int64_t offset) {
+      return Buffer{b.data() + offset, static_cast<std::int64_t>(b.size() - kGuard) - offset, Device::cpu()};
+    };
+    t.part.in = buffer_in(buffers.front(), t.in_offset);
+    t.part.out = buffer_in(buffers.back(), t.out_offset);
+    made.call.parts.push_back(t.part);
+  }
+  return memory;
+}
+
+/// Whether the result is the same for all ranks if all hold what one does, without adding up.
+bool is_known_alone(const CollectiveCase& c) {
+  if (c.op == CommOp::barrier || c.op == CommOp::broadcast) return true;
+  if (c.op == CommOp::all_reduce)
+    return c.reduction.kind != ReduceKind::sum && c.reduction.kind != ReduceKind::product && c.reduction.scale == 1;
+  return c.op == CommOp::all_gather && c.out_dtype == c.dtype;
+}
+bool has_equal_parts(const Collective& call) {
+  return std::ranges::all_of(call.parts, [](const CollectivePart& part) {
+    return std::ranges::all_of(part.counts, [&](std::int64_t n) { return n == part.counts[0]; });
+  });
+}
+
+std::string message_of_issue(ProcessGroup& group, const Collective& call, Queue& queue) {
+  try {
+    group.issue(call, {.queue = queue, .name = "case"});
+  } catch (const Error& error) { return error.what(); }
+  return "no error";
+}
+
+}  // namespace
+
+void check_issued_by_ghost(ProcessGroup& group, const CollectiveCase& c, const CommCounts::Item& real) {
+  const int me = group.rank();
+  if (!has_peer(c, me)) return;
+  SCOPED_TRACE(fmt::format("rank {}: {}", me, c.text()));
+  MadeCase made = make_case(c, me);
+  const auto memory = lay_out(made), before = memory;
+  Queue& queue = RankContext::current().queue(c.queue.empty() ? kCollectiveQueue : c.queue);
+  Timeline step;
+  {
+    const TimelineRecording recording(step, {.rank = me, .ranks = c.ranks});
+    group.issue(made.call, {.queue = queue, .name = "case"});
+  }
+  RankContext::current().drain_queues();
+  ASSERT_EQ(step.items.size(), 1U);
+  EXPECT_EQ(step.items[0].bytes, static_cast<double>(real.bytes));
+  const bool has_price = c.ranks > 1 && c.op != CommOp::send && c.op != CommOp::barrier;
+  EXPECT_EQ(step.items[0].group != Timeline::kNone, has_price);
+  EXPECT_EQ(memory, before) << "a ghost moves nothing";
+  for (const bool is_out : {false, true}) {
+    Collective small = made.call;
+    if (small.parts.empty()) return;
+    const CollectiveExtent extent = extent_of(small, small.parts[0], me);
+    if ((is_out ? extent.out : extent.in) == 0) continue;
+    (is_out ? small.parts[0].out : small.parts[0].in).bytes = (is_out ? extent.out : extent.in) - 1;
+    const std::string text = message_of_issue(group, small, queue);
+    EXPECT_NE(text.find(comm::name(small.op)), std::string::npos) << text;
+  }
+}
+
+void check_run_by_ghost(ProcessGroup& group, CollectiveCase c) {
+  const int me = group.rank();
+  if (!has_peer(c, me)) return;
+  SCOPED_TRACE(fmt::format("rank {}: {}", me, c.text()));
+  const ReduceOptions reduction = c.reduction;
+  const bool is_known = is_known_alone(c);
+  if (reduction.kind == ReduceKind::avg) c.reduction.kind = ReduceKind::max;  // of equal values, without rounding
+  MadeCase made = make_case(c, me, /*only=*/me);
+  const auto memory = lay_out(made);
+  made.call.reduction = reduction;
+  std::string refusal;
+  try {
+    group.host().run(made.call);
+  } catch (const Error& error) { refusal = error.what(); }
+  if (!is_known || (c.op == CommOp::all_gather && !has_equal_parts(made.call))) {
+    EXPECT_NE(refusal.find(fmt::format("{}", comm::name(made.call.op))), std::string::npos) << refusal;
+    EXPECT_NE(refusal.find("over the ghost group"), std::string::npos) << refusal;
+    return;
+  }
+  EXPECT_EQ(refusal, "");
+  for (std::size_t i = 0; i < made.tensors.size(); ++i)
+    for (std::size_t b = 0; b < memory[i].size(); ++b)
+      EXPECT_EQ(memory[i][b], made.tensors[i].buffers[b].after) << "buffer " << b << " of tensor " << i;
 }
 
 }  // namespace sherd::testing
