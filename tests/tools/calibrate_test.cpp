@@ -127,6 +127,32 @@ TEST_F(Calibrate, APlanOfTheseRanksIsPricedByIt) {
   EXPECT_EQ(without.out.find("calibrated"), std::string::npos) << without.out;
 }
 
+// A calibration that was kept elsewhere, by its file: for plan, simulate and diagnose, on whatever machine.
+TEST_F(Calibrate, AFileOfItIsADeviceModel) {
+  const std::string file = dir_.write("made.json", print(calibration_of(4)));
+  const Words plan{"plan", config_file_, "--ranks", "4", "--flips", "false", "--model.vocabulary", "256"};
+  const auto with_file = [&](Words words) {
+    words.insert(words.end(), {"--device-model", file});
+    return sherd(words, {"SHERD_CACHE="});
+  };
+  keep(4);
+  const auto planned = with_file(plan), found = sherd(plan, environment_);
+  ASSERT_EQ(planned.status, 0) << planned.err;
+  EXPECT_EQ(planned.out, found.out) << "the same file, found in the cache";
+  const auto simulated = with_file({"simulate", config_file_, "--ranks", "4", "--model.vocabulary", "256", "--json"});
+  ASSERT_EQ(simulated.status, 0) << simulated.err;
+  expect_within(simulated.out, {machine_name() + ": calibrated ", "by another build"});
+  expect_within(with_file({"plan", config_file_, "--ranks", "8", "--model.vocabulary", "256"}).out,
+                {"with 4 ranks, not 8"});
+  const auto spanning = with_file({"plan", config_file_, "--ranks", "8", "--hosts", "2", "--model.vocabulary", "256"});
+  EXPECT_EQ(spanning.status, kUsage) << spanning.out;
+  expect_within(spanning.err, {"--fabric"});
+  dir_.write("made.json", print(calibration_of(4)).replace(2, 5, "built"));
+  const auto wrong = with_file(plan);
+  EXPECT_EQ(wrong.status, kUsage);
+  expect_within(wrong.err, {"made.json: line 1, column", "\"built\""});
+}
+
 // No calibration measures f16: its products take those of the nearest type.
 TEST_F(Calibrate, TypesThatWereNotMeasuredAreExtrapolated) {
   keep(1);

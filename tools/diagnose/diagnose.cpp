@@ -59,8 +59,10 @@ int run_diagnose(std::span<const std::string_view> args) {
   ConfigTable table;
   table.add("trace", &flags.trace, "file of `sherd train --trace` of the same run: what each call takes");
   table.add("baseline", &flags.baseline, "metrics of another run: splits the difference of both over the same shares");
-  table.add("device_model", &flags.device_model,
-            "what prices calls that the trace does not have: a JSON file or a name, as of sherd plan");
+  table.add(
+      "device_model", &flags.device_model,
+      "what prices calls that the trace does not have: a JSON file, of a model or of sherd calibrate, or a name, as of "
+      "sherd plan");
   table.add("json", &flags.json, "one JSON object");
   const auto words = read_command_line(table, args, kDiagnoseUsage);
   if (!words) return kDone;

@@ -6,6 +6,7 @@
 
 #include "runtime/os/host_memory.h"
 #include "tools/plan/presets.h"
+#include "tools/train/calibration.h"
 
 namespace sherd::diagnose {
 
@@ -108,9 +109,12 @@ PricedRun::PricedRun(const RunFile& run, const Shares& shares, const TraceFile* 
   planned_.vocabulary = config.model.vocabulary > 0 ? config.model.vocabulary : 256;
   now_ = plan::option_of(config, planned_);
   memory_ = run.config.memory_limit > 0 ? run.config.memory_limit : host_memory() / run.ranks;
-  DeviceModel device = device_model.empty() ? plain_cpu() : plan::find_device(device_model, "--device-model");
+  Calibration prices = device_model.empty() ? Calibration{.device = plain_cpu()}
+                                            : plan::find_priced_device(device_model, "--device-model");
   if (!now_.has_forecast()) return;
-  planned_.cluster = Cluster{.device = std::move(device), .hosts = host_layout(run.ranks, {}, {}), .in = {}, .out = {}};
+  planned_.cluster = calibrated_cluster(std::move(prices), run.ranks, {});
+  planned_.cluster->in = {};  // what units took is of the run itself
+  planned_.cluster->core_share = 0;
   if (trace) planned_.cluster->calls = trace->calls;
   price_links(run);
   const double compute = simulate(now_.forecast.step, *planned_.cluster).of(0).compute;

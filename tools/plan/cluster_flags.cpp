@@ -32,12 +32,25 @@ double software_factor(const DeviceModel& device, const std::string& name) {
   return found->second.value;
 }
 
+Cluster calibrated(Calibration calibration, int ranks, const Links& link) {
+  std::string said = describe(calibration, ranks);
+  Cluster cluster = calibrated_cluster(std::move(calibration), ranks, link);
+  cluster.device.source = std::move(said);
+  return cluster;
+}
+
 /// This machine, if it has been calibrated for so many ranks.
 std::optional<Cluster> calibrated_here(int ranks, const Links& link) {
   FoundCalibration found = find_calibration(ranks);
-  if (!found.made) return std::nullopt;
-  Cluster cluster = calibrated_cluster(std::move(*found.made), ranks, link);
-  cluster.device.source = std::move(found.text);
+  return found.made ? std::optional(calibrated(std::move(*found.made), ranks, link)) : std::nullopt;
+}
+
+/// What --device-model names, without links where it is no calibration.
+Cluster named_cluster(const std::string& device_model, int ranks, const Links& link) {
+  Calibration found = find_priced_device(device_model, "--device-model");
+  if (!found.build.empty()) return calibrated(std::move(found), ranks, link);
+  Cluster cluster{.device = std::move(found.device), .hosts = {}, .in = {}, .out = {}};
+  cluster.axes = link_prices(link);
   return cluster;
 }
 
@@ -57,12 +70,13 @@ std::optional<Cluster> cluster_of(const ClusterFlags& flags, int ranks, const Li
                 fmt::join(preset_names("devices"), ", "));
     return hosts.hosts == 1 ? calibrated_here(ranks, link) : std::nullopt;
   }
-  Cluster cluster{.device = find_device(flags.device_model, "--device-model"), .hosts = hosts, .in = {}, .out = {}};
+  Cluster cluster = named_cluster(flags.device_model, ranks, link);
+  cluster.hosts = hosts;
   cluster.software = software_factor(cluster.device, flags.software);
-  cluster.axes = link_prices(link);
   if (flags.fabric.empty()) {
-    check_usage(ranks == 1 || link.any(), "{} ranks need links: give --fabric in=NAME{}, of {}, or --link", ranks,
-                hosts.hosts > 1 ? ",out=NAME" : "", fmt::join(preset_names("fabrics"), ", "));
+    const bool has_links = hosts.hosts == 1 && !cluster.in.name.empty();
+    check_usage(ranks == 1 || link.any() || has_links, "{} ranks need links: give --fabric in=NAME{}, of {}, or --link",
+                ranks, hosts.hosts > 1 ? ",out=NAME" : "", fmt::join(preset_names("fabrics"), ", "));
     return cluster;
   }
   const FabricNames names = as_usage([&] { return parse_fabric_names(flags.fabric); });

@@ -12,7 +12,7 @@ namespace sherd::plan {
 inline constexpr int kMostPlannedRanks = 1 << 20;
 
 struct ClusterFlags {
-  std::string device_model;              ///< name or file; empty: this machine, if it is calibrated
+  std::string device_model;              ///< name, model or calibration; empty: this machine, if it is calibrated
   std::string software;                  ///< one of the device's factors; empty: none
   std::string fabric;                    ///< "in=nvlink4,out=ib400x1"
   std::int64_t hosts = 0, per_host = 0;  ///< 0: not said

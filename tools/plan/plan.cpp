@@ -45,11 +45,11 @@ void bind_plan(ConfigTable& table, PlanFlags& flags) {
   table.add("fabric", &flags.cluster.fabric,
             fmt::format("links between ranks, in=NAME within a host and out=NAME between hosts: a JSON file, or {}",
                         fmt::join(preset_names("fabrics"), ", ")));
-  table.add(
-      "device_model", &flags.cluster.device_model,
-      fmt::format("what prices a call: a JSON file, or {}; empty: this machine, if it is calibrated for these ranks, "
-                  "else memory and bytes alone",
-                  fmt::join(preset_names("devices"), ", ")));
+  table.add("device_model", &flags.cluster.device_model,
+            fmt::format("what prices a call: a JSON file, of a model or of sherd calibrate, or {}; empty: this "
+                        "machine, if it is calibrated for these ranks, "
+                        "else memory and bytes alone",
+                        fmt::join(preset_names("devices"), ", ")));
   table.add("software", &flags.cluster.software, "a factor of the device model, fitted to a program; empty: none");
   table.add("only", &flags.only, "rows whose names begin so, joined by commas; empty: all");
   table.add("all", &flags.all, "rows for units, prefetch and offload too, in every combination");

@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "runtime/exec/price_json.h"
+#include "runtime/exec/strict_json.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/output_file.h"
@@ -18,7 +19,7 @@ using namespace train;
 
 namespace {
 
-constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
+constexpr std::size_t kMaxBytes = std::size_t{4} << 20;
 
 /// A text, and what errors call it.
 struct Text {
@@ -62,6 +63,15 @@ bool is_preset_device(std::string_view name) {
 DeviceModel find_device(const std::string& name_or_path, std::string_view flag) {
   const Text found = find("devices", name_or_path, flag);
   return as_usage([&] { return parse_device_model(found.text, found.name); });
+}
+
+Calibration find_priced_device(const std::string& name_or_path, std::string_view flag) {
+  const Text found = find("devices", name_or_path, flag);
+  return as_usage([&] {
+    const JsonValue root = parse_strict_json(found.text, found.name);
+    if (root.find("calls")) return parse_calibration(found.text, found.name);
+    return Calibration{.device = read_device_model(root, found.name)};
+  });
 }
 
 FabricModel find_fabric(const std::string& name_or_path, std::string_view flag) {

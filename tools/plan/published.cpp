@@ -122,7 +122,7 @@ double fitted_factor(const Forecast& forecast, const Cluster& cluster, double se
 Predicted predicted(const PublishedRow& row) {
   const int ranks = static_cast<int>(row.config.plan.mesh.count(1));
   ClusterFlags flags = row.cluster;
-  const DeviceModel device = find_device(flags.device_model, "device_model");
+  const DeviceModel device = find_priced_device(flags.device_model, "device_model").device;
   Predicted result;
   if (!device.software.contains(flags.software)) {
     result.note = flags.software.empty() ? "no software is named" : "no factor of " + flags.software;

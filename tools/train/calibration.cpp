@@ -75,6 +75,11 @@ std::string mismatch_of(const Calibration& calibration, int ranks, int threads) 
   return "";
 }
 
+std::string describe(const Calibration& calibration, int ranks, int threads) {
+  const std::string mismatch = mismatch_of(calibration, ranks, threads);
+  return fmt::format("calibrated {}{}{}", age_of(calibration), mismatch.empty() ? "" : "; ", mismatch);
+}
+
 FoundCalibration find_calibration(int ranks, const std::string& folder, int threads) {
   if (folder.empty()) return {.text = "not calibrated: SHERD_CACHE is set to nothing, or there is no home"};
   const std::string path = calibration_file(folder, ranks);
@@ -83,8 +88,7 @@ FoundCalibration find_calibration(int ranks, const std::string& folder, int thre
   const std::string text(std::istreambuf_iterator<char>(file), {});
   try {
     FoundCalibration found{.made = parse_calibration(text, path)};
-    const std::string mismatch = mismatch_of(*found.made, ranks, threads);
-    found.text = fmt::format("calibrated {}{}{}", age_of(*found.made), mismatch.empty() ? "" : "; ", mismatch);
+    found.text = describe(*found.made, ranks, threads);
     return found;
   } catch (const Error& error) {
     return {.text = fmt::format("not calibrated: {}; {} makes it anew", error.message(), advice(ranks))};
