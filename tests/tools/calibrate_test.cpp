@@ -2,6 +2,7 @@
 // what is true of any machine, and files that are wrong in one thing.
 #include <filesystem>
 #include <fstream>
+#include <regex>
 #include <sstream>
 
 #include "runtime/exec/calibration.h"
@@ -125,6 +126,30 @@ TEST_F(Calibrate, APlanOfTheseRanksIsPricedByIt) {
   expect_within(simulated.out, {"Priced by " + machine_name() + ": calibrated "});
   const auto without = sherd(words, {"SHERD_CACHE="});
   EXPECT_EQ(without.out.find("calibrated"), std::string::npos) << without.out;
+}
+
+// What would fit is priced as a run of it is: by the same calibration, to the digit.
+TEST_F(Calibrate, WhatFitsSaysWhatItsStepTakes) {
+  keep(2);
+  Words words{"run", "-n", "2", "--", SHERD_PROGRAM, "train", config_file_};
+  Words limited = words;
+  limited.insert(limited.end(), {"--memory-limit", "130000"});
+  const auto end = sherd(limited, environment_);
+  EXPECT_EQ(end.status, kFailed) << end.err;
+  const std::string last = end.err.substr(end.err.rfind('\n', end.err.size() - 2) + 1);
+  expect_within(last, {"sherd run: what fits, by rank ", ": --", " bytes) at most per rank, ", " ms a step"});
+  std::smatch found;
+  std::string text = end.err;
+  const std::regex line(R"((--[^(\n]*?) +[0-9.]+ [KMG]?B \([0-9]+ bytes\) at most per rank, ([0-9.e+]+) ms a step)");
+  while (std::regex_search(text, found, line) && found[1].str().find("--compile") != std::string::npos)
+    text = found.suffix();  // a captured step within a budget predicts itself
+  ASSERT_FALSE(found.empty()) << end.err;
+  std::istringstream flags(found[1]);
+  for (std::string word; flags >> word;) words.push_back(word);
+  words.emplace_back("--predict");
+  const auto trained = sherd(words, environment_);
+  EXPECT_EQ(trained.status, 0) << trained.err;
+  expect_within(trained.out, {fmt::format("step            {} ms", found[2].str())});
 }
 
 // A calibration that was kept elsewhere, by its file: for plan, simulate and diagnose, on whatever machine.
