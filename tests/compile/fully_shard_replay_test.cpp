@@ -2,18 +2,23 @@
 // ones bit for bit: on one and two ranks (and three, unevenly), with and without fully_shard.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
+#include "compile/capture/capture.h"
 #include "compile/compile.h"
+#include "compile/ir/analysis/seconds.h"
 #include "compile/ir/text/print.h"
 #include "nn/layers/dropout.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/attrs/attr_text.h"
+#include "runtime/op/unit/unit.h"
 #include "tests/parallel/nets.h"
 #include "tests/parallel/replay.h"
 #include "tests/support/compile_once.h"
@@ -190,6 +195,44 @@ TEST_P(FullyShardReplay, CommunicatesAndHoldsWhatTheEagerStepDoes) {
     EXPECT_EQ(replayed.parameter_peak, parameters);
     EXPECT_EQ(replayed.state_peak, recorded.state_peak);
     if (group->size() > 1) { EXPECT_GT(recorded.gathers, 0); }
+  });
+}
+
+// Shards of f32 are gathered in bf16, and travel so. Oracle: what the group has counted.
+TEST_P(FullyShardReplay, TransfersOfAProgramAreTheBytesThatTheGroupCounted) {
+  if (GetParam() == 1) return;  // nothing travels
+  run_ranks(GetParam(), [](const Group& group) {
+    for (const DType gathered : {DType::bf16, DType::f32}) {
+      const nn::UnitPolicy options{
+          .mp_policy = {.param_dtype = gathered, .reduce_dtype = DType::f32, .output_dtype = DType::f32}};
+      Training training(group, true, options, options);
+      const Tensor in[] = {slice_of(batch_of(12, 6, 0, "x"), *group), slice_of(batch_of(12, 5, 0, "y"), *group)};
+      for (int settling = 0; settling < 2; ++settling) training.step(in[0], in[1]);
+      Recorder recorder(in);
+      const CommCounter counter;
+      const Tensor loss = training.step(in[0], in[1]);
+      const ir::Program program = recorder.finish({&loss, 1}).program;
+      const auto counted = [&](comm::CommOp kind, const std::string& unit) {
+        const auto entry =
+            std::ranges::find_if(counter.entries(), [&](const auto& e) { return e.kind == kind && e.module == unit; });
+        return entry == counter.entries().end() ? 0 : entry->item.bytes / entry->item.calls;
+      };
+      int gathers = 0, reductions = 0;
+      for (const ir::GraphNode& node : program.nodes) {
+        const auto transfer = ir::transfer_of(node);
+        if (!transfer || !node.attrs.kind()) continue;
+        if (*node.attrs.kind() == attr_kind<UnitAttrs>) {
+          EXPECT_EQ(transfer->bytes, counted(comm::CommOp::all_gather, node.attrs.as<UnitAttrs>().unit->name));
+          ++gathers;
+        } else if (*node.attrs.kind() == attr_kind<UnitReduceAttrs>) {
+          EXPECT_EQ(transfer->bytes,
+                    counted(comm::CommOp::reduce_scatter, node.attrs.as<UnitReduceAttrs>().unit->name));
+          ++reductions;
+        }
+      }
+      EXPECT_GT(gathers, 0);
+      EXPECT_GT(reductions, 0);
+    }
   });
 }
 

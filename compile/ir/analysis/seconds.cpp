@@ -204,7 +204,7 @@ std::optional<Transfer> transfer_of(const GraphNode& node) {
   if (*kind == attr_kind<UnitAttrs> && node.op->traits.collective) {
     const UnitLayout& unit = *node.attrs.as<UnitAttrs>().unit;
     t = {Movement::gather, unit.shard_axis, unit.shards, 0};
-    for (const UnitPiece& piece : unit.pieces) t.bytes += piece_bytes(piece, byte_size(piece.dtype));
+    for (const UnitPiece& piece : unit.pieces) t.bytes += piece_bytes(piece, byte_size(piece.full_dtype));
   } else if (*kind == attr_kind<UnitReduceAttrs>) {
     const auto& a = node.attrs.as<UnitReduceAttrs>();
     t = {Movement::scatter, a.unit->shard_axis, a.unit->shards, 0};
