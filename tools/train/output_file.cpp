@@ -68,7 +68,7 @@ void check_replaceable(const std::string& path, std::string_view what, std::stri
   check_usage(
       got > 0 && beginning.starts_with(text),
       "the {0} file \"{1}\" is there and holds something else, which would be lost: it does not begin with {2}, "
-      "as {0} do; name another file, or remove that one",
+      "as a {0} file does; name another file, or remove that one",
       what, path, beginning);
 }
 
