@@ -62,6 +62,7 @@ class JsonReader {
   JsonValue read(int depth) {
     skip_blanks();
     if (depth > kDeepest) refuse("values nest deeper than {} levels", kDeepest);
+    if (++num_values_ > kMostValues) refuse("there are more than {} values", kMostValues);
     JsonValue value{.line = line_, .column = column()};
     if (at_end()) refuse("expected a value, and the text ends");
     switch (peek()) {
@@ -86,6 +87,8 @@ class JsonReader {
       if (value.members.size() == kMostMembers) refuse("an object has more than {} members", kMostMembers);
       const std::size_t name_at = at_;
       std::string name = read_text();
+      if (name.size() > kLongestName)
+        refuse("the name of a member has {} characters, and {} at most", name.size(), kLongestName);
       if (value.find(name)) {
         at_ = name_at;
         refuse("\"{}\" comes twice in one object", name);
@@ -167,9 +170,11 @@ class JsonReader {
   }
 
   static constexpr std::size_t kMostMembers = 200;  // which are compared with each other
+  static constexpr std::size_t kLongestName = 200;
+  static constexpr int kMostValues = 1 << 18;  // a hundred bytes each
   const std::string_view text_, file_;
   std::size_t at_ = 0, line_start_ = 0;
-  int line_ = 1;
+  int line_ = 1, num_values_ = 0;
 };
 
 constexpr std::string_view kKinds[] = {"null", "true or false", "a number", "a text", "an array", "an object"};

@@ -43,9 +43,7 @@ void append_text(std::string& out, std::string_view text) {
 /// Reads one line after the other.
 class LineReader {
  public:
-  LineReader(std::string_view text, std::string_view file) : text_(text), file_(file) {
-    num_lines_ = static_cast<std::size_t>(std::ranges::count(text, '\n')) + 1;
-  }
+  LineReader(std::string_view text, std::string_view file) : text_(text), file_(file) {}
 
   bool next_line() {
     if (at_ >= text_.size()) return false;
@@ -56,7 +54,11 @@ class LineReader {
     ++number_;
     return true;
   }
-  std::size_t num_lines() const { return num_lines_; }
+  /// No text of so many bytes has more items.
+  std::int64_t most_items() const {
+    constexpr std::size_t kShortestItem = std::string_view("item 0 a b c - gather 0 after - uses -").size();
+    return static_cast<std::int64_t>(text_.size() / kShortestItem);
+  }
   std::string_view line() const { return line_; }
   bool at_end() const { return column_ >= line_.size(); }
 
@@ -119,7 +121,7 @@ class LineReader {
 
  private:
   const std::string_view text_, file_;
-  std::size_t at_ = 0, num_lines_ = 0;
+  std::size_t at_ = 0;
   std::string_view line_;
   std::size_t column_ = 0, start_ = 0;
   int number_ = 0;
@@ -172,9 +174,9 @@ class TimelineParser {
     try {
       group.grid = RankGrid::parse(grid);
       group.grid.check_divides(out_.ranks);
-    } catch (const Error& error) { in_.refuse("{}", error.message()); }
+    } catch (const Error& error) { in_.refuse("{}", error.message().substr(0, 200)); }
     for (const Timeline::Group& other : out_.groups)
-      if (other.name == group.name) in_.refuse("the group {} comes twice", out_.text(group.name));
+      if (other.name == group.name) in_.refuse("the group {} comes twice", out_.text(group.name).substr(0, 60));
     if (out_.groups.size() == kMostGroups) in_.refuse("there are more than {} groups", kMostGroups);
     out_.groups.push_back(std::move(group));
   }
@@ -200,12 +202,11 @@ class TimelineParser {
   template <class T>
   T read(const std::string& word, T (*from_name)(std::string_view)) {
     try {
-      return from_name(word);
+      return from_name(word.substr(0, 60));
     } catch (const Error& error) { in_.refuse("{}", error.message()); }
   }
   void read_item() {
-    const auto number =
-        static_cast<std::size_t>(in_.integer("the item's number", 0, static_cast<std::int64_t>(in_.num_lines())));
+    const auto number = static_cast<std::size_t>(in_.integer("the item's number", 0, in_.most_items()));
     if (number >= is_there_.size()) {
       is_there_.resize(number + 1);
       out_.items.resize(number + 1);

@@ -24,6 +24,9 @@ DeviceModel plain_cpu() {
   return device;
 }
 
+// Layers times micro-batches: a ghost takes some tenths of a millisecond for each, and a finding plays several ghosts.
+constexpr std::int64_t kMostParts = 4096;
+
 /// As the run was, without what is about files and one invocation.
 TrainConfig step_of(TrainConfig config) {
   config.data.clear();
@@ -107,6 +110,11 @@ PricedRun::PricedRun(const RunFile& run, const Shares& shares, const TraceFile* 
   const TrainConfig config = step_of(run.config);
   planned_.ranks = run.ranks;
   planned_.vocabulary = config.model.vocabulary > 0 ? config.model.vocabulary : 256;
+  if (const std::int64_t parts = config.model.layers * config.plan.micro_batches; parts > kMostParts) {
+    now_.left_out = fmt::format("{} layers in {} micro-batches are more than {} to play", config.model.layers,
+                                config.plan.micro_batches, kMostParts);
+    return;
+  }
   now_ = plan::option_of(config, planned_);
   memory_ = run.config.memory_limit > 0 ? run.config.memory_limit : host_memory() / run.ranks;
   Calibration prices = device_model.empty() ? Calibration{.device = plain_cpu()}

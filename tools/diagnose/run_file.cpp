@@ -20,6 +20,16 @@ using nlohmann::json;
 
 constexpr std::int64_t kSettling = 3;  // steps of a run, after which StepLog counts
 constexpr double kMost = 1e18;
+constexpr std::size_t kLongestLine = std::size_t{4} << 20;
+constexpr int kDeepest = 16, kMostValues = 1 << 18;
+
+/// A value as messages show it.
+std::string shown(const json& value) {
+  if (value.is_structured()) return value.is_array() ? "a list" : "an object";
+  std::string text = value.dump();
+  if (text.size() > 60) text = text.substr(0, 60) + "...";
+  return text;
+}
 
 /// Reads members of one line, and says where it fails.
 class Line {
@@ -38,7 +48,7 @@ class Line {
     return number(*found, std::string_view(key));
   }
   double number(const json& value, std::string_view what) const {
-    if (!value.is_number()) fail_here("\"{}\" is {}, and should be a number", what, value.dump());
+    if (!value.is_number()) fail_here("\"{}\" is {}, and should be a number", what, shown(value));
     const auto number = value.get<double>();
     if (!(number >= 0 && number <= kMost)) fail_here("\"{}\" is {}, and should be from 0 to 1e18", what, number);
     return number;
@@ -67,6 +77,29 @@ class Line {
   const int number_;
 };
 
+/// The line as JSON, or why it is none, with the column.
+struct ParsedLine {
+  json object{};
+  std::string wrong{};
+};
+ParsedLine parse_line(const Line& line, const std::string& text) {
+  if (text.size() > kLongestLine) line.fail_here("it has {} bytes; {} are read at most", text.size(), kLongestLine);
+  int values = 0;
+  const json::parser_callback_t bounded = [&](int depth, json::parse_event_t event, json&) {
+    if (depth > kDeepest) line.fail_here("values nest deeper than {} levels", kDeepest);
+    if (event == json::parse_event_t::value && ++values > kMostValues)
+      line.fail_here("there are more than {} values", kMostValues);
+    return true;
+  };
+  try {
+    ParsedLine parsed{.object = json::parse(text, bounded)};
+    if (!parsed.object.is_object()) parsed.wrong = "it is no JSON object";
+    return parsed;
+  } catch (const json::parse_error& error) {
+    return {.wrong = fmt::format("no JSON goes on so at column {}", error.byte)};
+  } catch (const json::out_of_range&) { return {.wrong = "a number is too large for a double"}; }
+}
+
 UnitTime::Part read_part(const Line& line, const json& unit, const char* key) {
   const auto found = unit.find(key);
   if (found == unit.end()) line.fail_here("a unit has no \"{}\"", key);
@@ -90,7 +123,7 @@ RunTimes read_times(const Line& line, const json& object) {
   }
   for (const json& rank : line.list(object, "stragglers")) {
     const auto known = [&] { return rank.is_number_unsigned() && rank.get<std::size_t>() < times.ranks.size(); };
-    if (!known()) line.fail_here("a straggler is no rank: {}", rank.dump());
+    if (!known()) line.fail_here("a straggler is no rank: {}", shown(rank));
     times.stragglers.push_back(rank.get<int>());
   }
   for (const json& unit : line.list(object, "units"))
@@ -200,20 +233,22 @@ RunFile read_run(const std::string& path) {
   RunFile run{.path = path};
   int number = 0;
   std::int64_t steps = 0;
-  bool is_cut = false;
+  std::string cut;        // why the last line is none
   std::size_t hosts = 0;  // ranks of the last evaluation
   for (std::string text; std::getline(file, text);) {
     const Line line(path, ++number);
-    if (is_cut) Line(path, number - 1).fail_here("it is cut off, and others follow: two programs have written here");
-    const json object = json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (!cut.empty())
+      Line(path, number - 1).fail_here("it is cut off, and others follow: two programs have written here ({})", cut);
+    const auto [object, wrong] = parse_line(line, text);
     if (number == 1) {
-      if (!object.is_object()) line.fail_here("it is no JSON object, as a metrics file of `sherd train` begins with");
+      if (!wrong.empty())
+        line.fail_here("it is no JSON object, as a metrics file of `sherd train` begins with ({})", wrong);
       read_header(line, object, run);
       hosts = static_cast<std::size_t>(run.ranks);
       continue;
     }
-    is_cut = !object.is_object();
-    if (is_cut) continue;
+    cut = wrong;
+    if (!cut.empty()) continue;
     if (object.contains("config"))
       line.fail_here(
           "another run begins here, and means over two say nothing: give each a file of its own "
@@ -224,7 +259,7 @@ RunFile read_run(const std::string& path) {
     if (++steps > kSettling) run.settled.push_back({number, std::move(metrics)});
   }
   check_usage(number > 0, "{} is empty; give the file that `sherd train --metrics` wrote", path);
-  if (is_cut)
+  if (!cut.empty())
     run.notes.push_back(fmt::format("line {} is cut off and left out: the run was killed, or goes on", number));
   check_usage(run.settled.size() >= kFewestSteps,
               "{} has {} steps; a diagnosis wants {}, as the first {} record what the others do: train for more", path,
