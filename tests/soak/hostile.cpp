@@ -36,7 +36,7 @@ constexpr double kSlower = 1;
 #endif
 
 struct Options {
-  int inputs = 50'000;
+  int inputs = 80'000;
   std::uint64_t seed = 1;
   std::string only_target;
   int only = -1;
@@ -112,7 +112,9 @@ class Drawer {
 
 // ---- one input ----
 
-double limit_of(const Input& input) { return kSlower * std::max(1.0, static_cast<double>(input.bytes.size()) / 1e6); }
+double limit_of(const Input& input, const HostileTarget& target) {
+  return kSlower * target.seconds * std::max(1.0, static_cast<double>(input.bytes.size()) / 1e6);
+}
 
 /// What a reading process says of itself, in memory that it shares.
 struct Progress {
@@ -122,11 +124,11 @@ struct Progress {
 };
 
 /// What went wrong, or nothing.
-std::optional<std::string> read_one(HostileReader& reader, const Input& input,
-                                    [[maybe_unused]] std::int64_t fixed_bytes, [[maybe_unused]] Progress& progress) {
+std::optional<std::string> read_one(HostileReader& reader, const Input& input, const HostileTarget& target,
+                                    [[maybe_unused]] Progress& progress) {
   std::string fault;
   const auto start = std::chrono::steady_clock::now();
-  ::alarm(static_cast<unsigned>(5 + 10 * limit_of(input)));  // kills a process that hangs
+  ::alarm(static_cast<unsigned>(5 + 10 * limit_of(input, target)));  // kills a process that hangs
   const auto call = [&] {
     try {
       reader.read(input.bytes);
@@ -141,12 +143,12 @@ std::optional<std::string> read_one(HostileReader& reader, const Input& input,
   const std::int64_t size = static_cast<std::int64_t>(input.bytes.size());
   const std::int64_t peak = heap_peak_of_all_threads(call);
   progress.most_bytes = std::max<std::int64_t>(progress.most_bytes, peak - 3 * size);
-  if (fault.empty() && peak > 3 * size + fixed_bytes)
-    fault = fmt::format("{} bytes of memory, more than 3 x {} + {}", peak, size, fixed_bytes);
+  if (fault.empty() && peak > 3 * size + target.fixed_bytes)
+    fault = fmt::format("{} bytes of memory, more than 3 x {} + {}", peak, size, target.fixed_bytes);
 #endif
   ::alarm(0);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  if (fault.empty() && took.count() > limit_of(input)) fault = fmt::format("takes {:.1f} s", took.count());
+  if (fault.empty() && took.count() > limit_of(input, target)) fault = fmt::format("takes {:.1f} s", took.count());
   if (fault.empty()) return std::nullopt;
   return fault;
 }
@@ -172,7 +174,7 @@ void read_batch(const Options& options, const Batch& batch, Progress& progress) 
     const Input input = Drawer(options.seed, batch.target, i).draw(samples, *reader);
     if (options.only >= 0) std::fwrite(input.bytes.data(), 1, input.bytes.size(), stdout);
     if (input.is_one_bit) ++progress.one_bit;
-    const std::optional<std::string> fault = read_one(*reader, input, target.fixed_bytes, progress);
+    const std::optional<std::string> fault = read_one(*reader, input, target, progress);
     if (!fault) continue;
     ++progress.faults;
     report(options, batch, i, input.bytes.size(), *fault);

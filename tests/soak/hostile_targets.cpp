@@ -40,12 +40,6 @@ using namespace ckpt;
 
 using nlohmann::json;
 
-std::string text_of(const std::filesystem::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return std::move(text).str();
-}
-
 // ---- checkpoints ----
 
 std::vector<float> numbers(std::size_t count) {
@@ -139,8 +133,8 @@ class SealedManifestReader : public SaveReader {
 class SafetensorsReader : public HostileReader {
  public:
   std::vector<std::string> samples() override {
-    return {text_of(source_path("tests/golden/norm.safetensors")),
-            text_of(source_path("tests/golden/loss.safetensors"))};
+    return {text_of_file(source_path("tests/golden/norm.safetensors")),
+            text_of_file(source_path("tests/golden/loss.safetensors"))};
   }
   void read(const std::string& input) override {
     const SafetensorsFile file = SafetensorsFile::open(dir_.write("x.safetensors", input));
@@ -162,7 +156,7 @@ class ConfigReader : public HostileReader {
   std::vector<std::string> samples() override {
     std::vector<std::string> list = {to_toml(TrainConfig{})};
     for (const auto& entry : std::filesystem::directory_iterator(source_path("tools/configs")))
-      if (entry.path().extension() == ".toml") list.push_back(text_of(entry.path()));
+      if (entry.path().extension() == ".toml") list.push_back(text_of_file(entry.path()));
     return list;
   }
   void read(const std::string& input) override {
@@ -218,7 +212,7 @@ class VocabularyReader : public HostileReader {
 class TextReader : public HostileReader {
  public:
   std::vector<std::string> samples() override {
-    return {text_of(source_path("README.md")), "\u00e9\u4e16 abc \U0001F600"};
+    return {text_of_file(source_path("README.md")), "\u00e9\u4e16 abc \U0001F600"};
   }
   void read(const std::string& input) override {
     const TokenData data = TokenData::open(dir_.write("x.txt", input), Vocabulary::Kind::chars);
@@ -325,13 +319,19 @@ class StoreReader : public HostileReader {
 
 }  // namespace
 
+std::string text_of_file(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return std::move(text).str();
+}
+
 const std::vector<HostileTarget>& hostile_targets() {
   const auto hugging_face = [](std::string model, std::string file) {
     return [=] { return std::make_unique<HuggingFaceReader>(model, file); };
   };
   // Files of a save are read a block at a time; a list of flags has a string for each, and an argument is quoted where
   // it is refused, but neither is longer than Linux takes; a text of characters needs a table of all there are.
-  static const std::vector<HostileTarget> targets = {
+  std::vector<HostileTarget> files = {
       {"manifest", 1280 << 10, [] { return std::make_unique<ManifestReader>(); }},
       {"sealed_manifest", 1280 << 10, [] { return std::make_unique<SealedManifestReader>(); }},
       {"rank_file", 1280 << 10, [] { return std::make_unique<RankFileReader>(); }},
@@ -348,6 +348,10 @@ const std::vector<HostileTarget>& hostile_targets() {
       {"store", 64 << 10, [] { return std::make_unique<StoreReader>(true); }},
       {"store_handshake", 64 << 10, [] { return std::make_unique<StoreReader>(false); }},
   };
+  static const std::vector<HostileTarget> targets = [&] {
+    for (HostileTarget& target : hostile_prices()) files.push_back(std::move(target));
+    return std::move(files);
+  }();
   return targets;
 }
 

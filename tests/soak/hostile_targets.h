@@ -29,8 +29,13 @@ struct HostileTarget {
   /// Memory that reading takes however short the input is, beyond three times the bytes of the input.
   std::int64_t fixed_bytes;
   std::function<std::unique_ptr<HostileReader>()> open;  ///< in the process that reads
+  double seconds = 1;                                    ///< for an input of less than a megabyte
 };
 
 const std::vector<HostileTarget>& hostile_targets();
+/// Targets of what is read to plan a training and to say why one is slow, which are among those.
+std::vector<HostileTarget> hostile_prices();
+/// All of a file.
+std::string text_of_file(const std::string& path);
 
 }  // namespace sherd::testing

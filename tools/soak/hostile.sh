@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# 50,000 altered files, texts, flags and messages, read under AddressSanitizer and UBSan (tests/soak/README.md).
-# Usage: tools/soak/hostile.sh [--seed N] [--inputs 50000] [--only TARGET[:INPUT]]
+# 80,000 altered files, texts, flags and messages, read under AddressSanitizer and UBSan (tests/soak/README.md).
+# Usage: tools/soak/hostile.sh [--seed N] [--inputs 80000] [--only TARGET[:INPUT]]
 # The seed is a random one unless it is given, and printed; --seed S --only T:I repeats input I of target T.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
