@@ -183,6 +183,25 @@ bool fetch_before_eviction(Program& program, Dice& dice) {
   return false;
 }
 
+bool drop_fetch(Program& program, Dice& dice) {
+  const GraphNode* const copy = draw_copy(program, dice, CopyKind::fetch);
+  return copy && erase(program, static_cast<std::size_t>(copy - program.nodes.data()), dice);
+}
+
+// What is copied there between an eviction and its fetch comes back in its place.
+bool share_home(Program& program, Dice& dice) {
+  const GraphNode* const a = draw_copy(program, dice, CopyKind::evict);
+  const GraphNode* const b = draw_copy(program, dice, CopyKind::evict);
+  if (!a || a->in[0].value == b->in[0].value || a->in[0].shape != b->in[0].shape) return false;
+  const ValueId from = a->in[0].value, to = b->in[0].value;
+  const Life of_a = life_of(program, from), of_b = life_of(program, to);
+  if (std::max(of_a.first, of_b.first) >= std::min(of_a.last, of_b.last)) return false;
+  for (GraphNode& node : program.nodes)
+    for (TensorRef& ref : node.in)
+      if (ref.value == from) ref.value = to;
+  return leave(program, dice);
+}
+
 }  // namespace
 
 bool are_independent(const GraphNode& a, const GraphNode& b) {
@@ -200,6 +219,8 @@ const std::vector<Corruption>& plan_corruptions() {
       {"brings back what went to another home", false, fetch_from_another_home},
       {"drops a copy to a home", false, drop_eviction},
       {"brings back what has not gone yet", false, fetch_before_eviction},
+      {"drops a copy from a home", false, drop_fetch},
+      {"copies two values to one home", false, share_home},
   };
   return all;
 }

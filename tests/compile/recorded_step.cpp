@@ -12,6 +12,7 @@
 #include "nn/models/llama.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
+#include "nn/plan/apply.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/host_group.h"
@@ -64,6 +65,9 @@ struct Training {
   std::unique_ptr<nn::AdamW> optimizer;
   std::vector<Tensor> finish(const Tensor& loss) const {
     backward(loss);
+    return update(loss);
+  }
+  std::vector<Tensor> update(const Tensor& loss) const {
     const Tensor norm = nn::clip_grad_norm(*optimizer, 0.05);
     optimizer->step_and_clear();
     return {loss, norm};
@@ -97,6 +101,38 @@ std::unique_ptr<RecordedStep> record_llama(const Group& group) {
   const nn::Llama::Config config{
       .vocabulary = 17, .tokens = 8, .layers = 1, .heads = 2, .kv_heads = 1, .width = 16, .hidden = 32};
   return record_model(std::make_shared<nn::Llama>(config), 2, 8, 17, group);
+}
+
+// A limit makes activations leave memory as soon as they can.
+std::unique_ptr<RecordedStep> record_plan(std::string_view text, const Group& group) {
+  constexpr std::int64_t kPlanRows = 4, kPlanTokens = 16, kPlanWords = 17;
+  const nn::Gpt::Config config{
+      .vocabulary = kPlanWords, .tokens = kPlanTokens, .layers = 3, .heads = 2, .width = 32, .tanh_gelu = true};
+  const nn::TrainingPlan plan = nn::parse_plan(text);
+  const nn::JobMesh mesh(plan.mesh, group);
+  const nn::PlanFacts facts{
+      .ranks = group->size(), .batch = kPlanRows * mesh.num_data_ranks(), .memory_limit = std::int64_t{1} << 16};
+  const auto model = std::make_shared<nn::Gpt>(config);
+  nn::apply(plan, facts, *model, mesh);
+  model->materialize(nn::Seed{3});
+  const auto training = std::make_shared<Training>(std::make_unique<nn::AdamW>(model->parameters()));
+  nn::apply_offload(plan, facts, *model, *training->optimizer);
+  const auto rank = static_cast<std::uint64_t>(mesh.data_rank());
+  const Tensor words = cast(random_uniform({kPlanRows, kPlanTokens + 1}, random_key(2, "tokens", "data", rank), 0,
+                                           static_cast<double>(kPlanWords)),
+                            DType::i32);
+  return std::make_unique<RecordedStep>(
+      [plan, mesh, model, training](std::span<const Tensor> in) {
+        const auto loss = [&](std::span<const Tensor> part) { return (*model)(part[0], part[1]); };
+        return training->update(nn::forward_backward(plan, *model, in, loss));
+      },
+      std::vector{contiguous(narrow(words, 1, 0, kPlanTokens)), contiguous(narrow(words, 1, 1, kPlanTokens))}, group);
+}
+
+// Memory of the host that is in no account; what nobody has written is no number.
+Ref<Storage> home_in_memory(std::int64_t bytes) {
+  const auto memory = std::make_shared<Bits>(static_cast<std::size_t>(bytes), std::byte{0xa5});
+  return Storage::borrow(memory->data(), bytes, [memory] {});
 }
 
 // The mesh lives as long as the step, and so does what is sharded over it.
@@ -150,7 +186,7 @@ Live RecordedStep::live_for(const Program& program) const {
     if (Ref<Storage>* const home =
             value.kind == ValueKind::constant ? &live.constants[static_cast<std::size_t>(value.source)] : nullptr;
         home && !*home)
-      *home = homes.take(value.bytes).storage();
+      *home = value.source % 2 ? home_in_memory(value.bytes) : homes.take(value.bytes).storage();
   return live;
 }
 
@@ -215,6 +251,17 @@ std::vector<StepCase> step_cases() {
       {"tiny_llama", 1, record_llama},
       {"HSDP 2x2", 4, [](const Group& group) { return record_sharded(group, {2, 2, 1}); }},
       {"fully_shard 2 x tensor parallel 2", 4, [](const Group& group) { return record_sharded(group, {1, 2, 2}); }}};
+}
+
+std::vector<StepCase> step_cases_of_plans() {
+  const auto by = [](const char* name, int ranks, const char* plan) {
+    return StepCase{name, ranks, [plan](const Group& group) { return record_plan(plan, group); }};
+  };
+  return {by("accumulated", 1, "fully_shard=false micro_batches=2"),
+          by("activations in a file", 1, "fully_shard=false offload_activations=blocks"),
+          by("HSDP 2x2, accumulated, activations in a file", 4,
+             "mesh=\"replicate=2,dp=2\" strategy=hybrid_shard micro_batches=2 offload_activations=blocks"),
+          by("state in a file", 2, "offload=all")};
 }
 
 std::unique_ptr<RecordedStep> record_kept_units(const Group& group) {

@@ -38,7 +38,8 @@ class RecordedStep {
   const Program& recorded() const { return recorded_; }
   /// As standard_passes() leave it, with all of these as nodes and values.
   const Program& complete() const { return complete_; }
-  /// Collective: from the state before the recorded call. Constants that it was not recorded with get homes in a file.
+  /// Collective: from the state before the recorded call. Constants that it was not recorded with get homes, by turns
+  /// in a file and in memory of the host, which is filled.
   Outcome run(const Program& program) const;
   /// Collective: whether it is so on all ranks.
   bool on_all(bool here) const { return count(here) == group_->size(); }
@@ -68,12 +69,16 @@ Program planned(const RecordedStep& step, int percent, bool moves_out = false);
 struct StepCase {
   const char* name;
   int ranks;
-  std::unique_ptr<RecordedStep> (*record)(const std::shared_ptr<ProcessGroup>& group);
+  std::function<std::unique_ptr<RecordedStep>(const std::shared_ptr<ProcessGroup>& group)> record;
 };
 
 /// The benchmark's mini (batch of 4) and bigger (2 of its 6 layers, batch of 2, 64 tokens), its tiny_llama; HSDP on
 /// 2 x 2 ranks; fully_shard over tensor and sequence parallelism on 2 x 2. All clip, and all update by AdamW.
 std::vector<StepCase> step_cases();
+
+/// Steps of a small GPT by plans (nn/plan/training_plan.h), which also clip and update by AdamW: accumulated, with
+/// activations in a file, both on 2 x 2 ranks of HSDP, with state in a file on 2 ranks.
+std::vector<StepCase> step_cases_of_plans();
 
 /// On 2 ranks: four blocks under fully_shard, which keep what they have gathered from forward to backward.
 std::unique_ptr<RecordedStep> record_kept_units(const std::shared_ptr<ProcessGroup>& group);
