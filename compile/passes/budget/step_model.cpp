@@ -90,6 +90,7 @@ StepModel::StepModel(const Program& program, std::vector<double> seconds, std::o
   find_unit_gaps();
   find_kept_units();
   name_kinds();
+  lay_out();
 }
 
 // Finds among nodes that mean the same one whose outputs are laid out like this one's; -1 if there is none.

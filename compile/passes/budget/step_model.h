@@ -9,6 +9,7 @@
 // Nodes that mean the same are one here, so what was recorded is a choice like any other: it repeats what is gone.
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -16,6 +17,7 @@
 
 #include "compile/ir/program.h"
 #include "compile/passes/pass.h"
+#include "runtime/tensor/no_copy.h"
 
 namespace sherd::ir {
 
@@ -35,7 +37,9 @@ using Choice = std::vector<Over>;
 /// Indices are of nodes, gaps and what is held; -1 says none.
 constexpr std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
-class StepModel {
+class StepWalk;
+
+class StepModel : NoCopy {
  public:
   struct Gap {
     int held = -1;              ///< what is held: an index of the model's
@@ -112,6 +116,40 @@ class StepModel {
     bool can_repeat = false;
   };
 
+  /// What a walk reads of each node, beside each other in memory. A row's lists begin where it says, in those of all
+  /// rows, and end where the next one's begin.
+  struct Row {
+    double seconds = 0, moved = 0;
+    std::int64_t scratch = 0;
+    int first = -1, reads = 0, makes = 0, donors = 0, outside = 0, writes = 0;
+    bool is_plain = false;  // no unit and no copy comes or goes with it
+  };
+  struct Rows {
+    std::vector<Row> all;  // one more than nodes
+    std::vector<int> all_reads, all_makes, all_donors, all_writes;
+    std::vector<Outside> all_outside;
+    const Row& operator[](int node) const { return all[at(node)]; }
+    std::span<const int> reads(int node) const { return list(node, all_reads, &Row::reads); }
+    std::span<const int> makes(int node) const { return list(node, all_makes, &Row::makes); }
+    std::span<const int> donors(int node) const { return list(node, all_donors, &Row::donors); }
+    std::span<const int> writes(int node) const { return list(node, all_writes, &Row::writes); }
+    std::span<const Outside> outside(int node) const { return list(node, all_outside, &Row::outside); }
+
+   private:
+    template <class T>
+    std::span<const T> list(int node, const std::vector<T>& items, int Row::* first) const {
+      const Row* const row = &all[at(node)];
+      return {items.data() + row->*first, items.data() + row[1].*first};
+    }
+  };
+  /// The same of what is held.
+  struct HeldRow {
+    std::int64_t bytes = 0;
+    int node = -1, first_gap = -1, uses = 0, num_uses = 0;
+    bool can_repeat = false, has_one_writer = false;
+  };
+
+  void lay_out();
   void find_temporaries();
   int twin_before(std::size_t node, std::vector<int>& others) const;
   void find_work();
@@ -135,6 +173,11 @@ class StepModel {
   std::vector<Gap> gaps_;
   Choice recorded_;
   int num_kinds_ = 0;
+  Rows rows_;
+  std::vector<HeldRow> held_rows_;          // by held
+  std::vector<int> uses_;                   // of all that is held
+  std::int64_t bytes_at_first_ = 0;         // of units
+  mutable std::shared_ptr<StepWalk> walk_;  // of the last weighing, for its memory
 };
 
 }  // namespace sherd::ir
