@@ -8,6 +8,7 @@
 #include "compile/ir/analysis/meaning.h"
 #include "compile/ir/analysis/seconds.h"
 #include "compile/ir/homes.h"
+#include "compile/ir/rewrite.h"
 #include "compile/ir/verify.h"
 #include "compile/passes/budget/choose.h"
 #include "compile/passes/place_waits.h"
@@ -270,6 +271,82 @@ TEST(BudgetCopies, HideBehindNodesThatTakeLonger) {
   const StepModel::Load away = model.weigh(choice);
   EXPECT_DOUBLE_EQ(away.seconds, 5 + 0.125);
   EXPECT_EQ(away.peak, 3 * kBytes) << "the copy is not over where most is held";
+}
+
+// h_1 = x w, h_2 = h_1 w, .., each used once more, by h_i v, in the other order, as backward does. Between the two uses
+// of the last one are two quick nodes, so it has no time for copies; what they work on is most of what is held.
+Program blocks(int count) {
+  Program program;
+  const auto value = [&](ValueKind kind, const Shape& shape) {
+    const auto id = static_cast<ValueId>(program.values.size());
+    Value& v = program.values.emplace_back();
+    v.kind = kind;
+    v.bytes = numel(shape) * 4;
+    v.home = whole(id, shape);
+    if (kind == ValueKind::argument) {
+      v.source = static_cast<int>(program.arguments.size());
+      TensorGuard& guard = program.arguments.emplace_back().tensor;
+      guard.shape = shape;
+      guard.strides = contiguous_strides(shape);
+    }
+    return v.home;
+  };
+  const auto temporary = [&](const Shape& shape) { return value(ValueKind::temporary, shape); };
+  const TensorRef x = value(ValueKind::argument, {8, 512}), w = value(ValueKind::argument, {512, 512}),
+                  v = value(ValueKind::argument, {512, 1}), u = value(ValueKind::argument, {512, 1}),
+                  wide = value(ValueKind::argument, {1, 4096}), tall = value(ValueKind::argument, {4096, 1});
+  std::vector<TensorRef> made{x};
+  for (int i = 0; i < count; ++i) {
+    const TensorRef in = made.back();
+    made.push_back(temporary({8, 512}));
+    add(program, op::matmul, {in, w}, {made.back()});
+  }
+  const TensorRef top = temporary({8, 1}), large = temporary({8, 4096}), low = temporary({8, 1});
+  add(program, op::matmul, {made.back(), u}, {top});
+  add(program, op::matmul, {top, wide}, {large});
+  add(program, op::matmul, {large, tall}, {low});
+  std::vector<TensorRef> results{low};
+  for (; made.size() > 1; made.pop_back()) {
+    results.push_back(temporary({8, 1}));
+    add(program, op::matmul, {made.back(), v}, {results.back()});
+  }
+  for (const TensorRef& ref : results) {
+    GraphResult& result = program.results.emplace_back();
+    result.local = ref;
+    result.shape = ref.shape;
+  }
+  compute_lifetimes(program);
+  write_numbers(program);
+  return program;
+}
+
+// Oracle: a replay of the program with its waits.
+TEST(BudgetCopies, LeaveOnlyWhereTheyHaveTime) {
+  constexpr int kBlocks = 10;
+  const Program program = blocks(kBlocks);
+  const auto bytes = static_cast<double>(kBytes);
+  std::vector<double> seconds(program.nodes.size(), 1);
+  seconds[kBlocks + 1] = seconds[kBlocks + 2] = 0.4;
+  const StepModel model(program, seconds, Elsewhere{.out = {.queued = 0.5 / bytes}, .back = {.queued = 0.01 / bytes}});
+  const auto late = std::ranges::count_if(model.gaps(), [&](const StepModel::Gap& gap) {
+    return gap.can_leave && gap.kind == model.gaps()[0].kind && gap.out_by < 0;
+  });
+  ASSERT_EQ(late, 1) << "one of a kind has no time";
+  const Start start{model.recorded(), std::vector<bool>(model.gaps().size(), false)};
+  const std::int64_t most = model.weigh(model.recorded()).peak, least = model.weigh(least_choice(model, start)).peak;
+  for (std::int64_t limit = least + 1024; limit < most; limit += kBytes) {
+    const std::optional<Choice> chosen = choose_gaps(model, limit, start);
+    ASSERT_TRUE(chosen);
+    const Choice& choice = *chosen;
+    for (std::size_t g = 0; g < choice.size(); ++g)
+      EXPECT_FALSE(choice[g] == Over::away && model.gaps()[g].out_by < 0) << "gap " << g << " goes without a wait";
+    Program moved = model.apply(choice);
+    settle(moved);
+    place_waits(moved);
+    verify(moved);
+    const Footprint held = footprint_of(moved);
+    EXPECT_EQ(held.peak - total(held.before), model.weigh(choice).peak);
+  }
 }
 
 // All sets of what may become of each gap, beside what the pass chooses of them.
