@@ -132,28 +132,48 @@ std::vector<Benchmark> recompute_benchmarks(const RecomputeCase& c) {
            .value = times(1e-6, "/peak_bytes/activations")}};
 }
 
-// A captured step within a part of what the eager one holds, beside that. Both figures read one contest.
-std::vector<Benchmark> budget_benchmarks(const std::string& model, int percent, double most_time) {
-  const std::string words = fmt::format("step --model {{{}|tiny}}", model);
-  const auto outcome = held(fmt::format("{} within {}", words, percent),
-                            {.ours = fmt::format("{} --budget {{{}%|100%}}", words, percent),
-                             .request = model == "mini" ? "{8|2}" : "2",
-                             .others = {{"sherd, eager", words + " --captured false", model == "mini" ? "{8|2}" : "2"}},
-                             .rounds = model == "mini" ? 9 : 5});
-  const std::string name = fmt::format("compile.memory{}.{}", percent, model);
-  return {{.name = name,
-           .summary = fmt::format("captured step of {} in {} % of its memory, beside the eager step", model, percent),
-           .unit = lower("ms"),
-           .target = ratio_at_least(1 / most_time),
-           .outcome = outcome,
-           .value = times(1e3),
-           .detail = {"loss"}},
-          {.name = name + ".peak",
-           .summary = "its peak of memory, beside the eager step's",
-           .unit = lower("MB"),
-           .target = ratio_at_least(100.0 / percent),
-           .outcome = outcome,
-           .value = times(1e-6, "/peak_total")}};
+struct BudgetCase {
+  const char* model;
+  int percent;
+  double most_time;  ///< of the eager step's
+  const char* dtype = "f32";
+  int threads = 1, ranks = 1;
+
+  // "mini", "mini.t2", "mini.bf16.r2"
+  std::string name() const {
+    return fmt::format("{}{}{}{}", model, dtype == std::string_view("f32") ? "" : fmt::format(".{}", dtype),
+                       threads > 1 ? fmt::format(".t{}", threads) : "", ranks > 1 ? fmt::format(".r{}", ranks) : "");
+  }
+};
+
+// A captured step within a part of what the eager one holds, beside that. Both figures read one contest; of several
+// ranks they are rank 0's, each of which has a batch of its own.
+std::vector<Benchmark> budget_benchmarks(const BudgetCase& c) {
+  const bool is_short = c.model == std::string_view("mini");
+  const std::string words =
+      fmt::format("step --model {{{}|tiny}} --dtype {} --threads {}", c.model, c.dtype, c.threads);
+  const std::string request = is_short ? "{8|2}" : "2";
+  const auto outcome = held(fmt::format("{} on {} within {}", words, c.ranks, c.percent),
+                            {.ours = fmt::format("{} --budget {{{}%|100%}}", words, c.percent),
+                             .request = request,
+                             .ranks = c.ranks,
+                             .others = {{"sherd, eager", words + " --captured false", request, c.ranks}},
+                             .rounds = is_short ? 9 : 5});
+  const std::string name = fmt::format("compile.memory{}.{}", c.percent, c.name());
+  return {
+      {.name = name,
+       .summary = fmt::format("captured step of {} in {} % of its memory, beside the eager step", c.name(), c.percent),
+       .unit = lower("ms"),
+       .target = ratio_at_least(1 / c.most_time),
+       .outcome = outcome,
+       .value = times(1e3),
+       .detail = {"loss"}},
+      {.name = name + ".peak",
+       .summary = "its peak of memory, beside the eager step's",
+       .unit = lower("MB"),
+       .target = ratio_at_least(100.0 / c.percent),
+       .outcome = outcome,
+       .value = times(1e-6, "/peak_total")}};
 }
 
 // Within the bytes of a recomputation that was chosen by hand, beside it.
@@ -254,9 +274,17 @@ std::vector<Benchmark> step_benchmarks(bool smoke) {
     for (const char* model : {"mini", "bigger"}) rows.push_back(predicted_benchmark(model, ranks));
   rows.push_back(hand_benchmark("selective", 1.0));
   rows.push_back(hand_benchmark("full", 0.96));
+  // In bf16 on two ranks 60 % may be below the least, which the note of the figure names then.
   for (const char* model : {"mini", "bigger"})
-    for (const auto& [percent, most_time] : {std::pair(75, 1.10), {60, 1.16}})
-      std::ranges::move(budget_benchmarks(model, percent, most_time), std::back_inserter(rows));
+    for (const BudgetCase& c : {BudgetCase{model, 75, 1.10},
+                                {model, 60, 1.16},
+                                {model, 75, 1.10, "f32", 2},
+                                {model, 60, 1.16, "f32", 2},
+                                {model, 75, 1.10, "f32", 1, 2},
+                                {model, 60, 1.16, "f32", 1, 2},
+                                {model, 75, 1.12, "bf16", 1, 2},
+                                {model, 60, 1.16, "bf16", 1, 2}})
+      std::ranges::move(budget_benchmarks(c), std::back_inserter(rows));
   rows.push_back(
       binding_benchmark("omp", "OMP_PROC_BIND and OMP_PLACES set", {"OMP_PROC_BIND=true", "OMP_PLACES=cores"}, false));
   rows.push_back(binding_benchmark("taskset", "by taskset on 2 CPUs", {}, true));
