@@ -38,6 +38,14 @@ std::string uuid_text(const cudaUUID_t& uuid) {
   return text;
 }
 
+// What the current device runs of this build.
+std::string code_text() {
+  cudaFuncAttributes code{};
+  if (const cudaError_t status = find_code(&code); status != cudaSuccess) return text(status);
+  return fmt::format("for compute capability {}.{}, from PTX of {}.{}", code.binaryVersion / 10,
+                     code.binaryVersion % 10, code.ptxVersion / 10, code.ptxVersion % 10);
+}
+
 // CUDA's first call. Streams that wait for the host must not stand before others in the device's queues, also where
 // ranks are threads: as many queues as there are, unless somebody has set the number.
 cudaError_t count_devices(int* count) {
@@ -93,6 +101,7 @@ class CudaBackend final : public Backend {
                                                            format_bytes(static_cast<std::int64_t>(p.totalGlobalMem)),
                                                            uuid_text(p.uuid))});
     }
+    if (num_devices_ > 0) facts.push_back({"kernels", code_text()});
     return facts;
   }
 

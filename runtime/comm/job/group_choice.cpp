@@ -44,6 +44,8 @@ DeviceFacts facts_of(Device device) {
       facts.alike.emplace_back("the GPU", value.substr(0, uuid));
     } else if (name == "NCCL") {
       facts.nccl = value.substr(0, value.find_first_of(",:"));
+    } else if (name == "kernels") {
+      facts.alike.emplace_back("the code of kernels", value);
     } else if (std::ranges::find(kAlike, name) != std::end(kAlike)) {
       facts.alike.emplace_back(name, value.substr(0, value.find_first_of(",:")));  // without its path
     }

@@ -19,10 +19,11 @@ __global__ void store_kernel(unsigned char* to, Bytes from, std::int64_t bytes) 
 
 }  // namespace
 
-cudaError_t find_code() {
-  cudaFuncAttributes attributes{};
-  const cudaError_t status = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(store_kernel));
+cudaError_t find_code(cudaFuncAttributes* attributes) {
+  cudaFuncAttributes found{};
+  const cudaError_t status = cudaFuncGetAttributes(&found, reinterpret_cast<const void*>(store_kernel));
   (void)cudaGetLastError();
+  if (attributes) *attributes = found;
   return status;
 }
 

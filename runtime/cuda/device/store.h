@@ -9,7 +9,8 @@ namespace sherd::cuda {
 inline constexpr std::int64_t kMaxStoredBytes = 64;
 /// Writes `bytes` <= kMaxStoredBytes of the host at `to`, in order with the stream; `from` may change at once.
 void store(cudaStream_t stream, void* to, const void* from, std::int64_t bytes);
-/// Whether this build has code that the current device runs: cudaSuccess, or CUDA's reason.
-cudaError_t find_code();
+/// Whether this build has code that the current device runs: cudaSuccess, or CUDA's reason. Then `attributes`, unless
+/// null, has the compute capabilities that it is for, and that of the PTX it is made from.
+cudaError_t find_code(cudaFuncAttributes* attributes = nullptr);
 
 }  // namespace sherd::cuda

@@ -102,7 +102,7 @@ TEST_F(CudaProgram, InfoListsWhatIsThere) {
   const ProgramEnd end = on_gpu({"info"});
   EXPECT_EQ(end.status, 0) << end.err;
   expect_within(end.out, {"devices          cpu, meta, cuda", "cuda             /", "CUDA runtime", "driver", "cuda:0",
-                          "compute capability"});
+                          "kernels        for compute capability 9.0, from PTX of 9.0", "compute capability"});
   expect_within(on_gpu({"info"}, {"SHERD_EMULATED_GPU_STATE=no_driver"}).out,
                 {"devices          cpu, meta\n", "no NVIDIA driver on this host"});
 }
@@ -180,10 +180,10 @@ TEST_F(CudaProgram, RanksTrainEachOnItsDevice) {
     EXPECT_NEAR(lines[i]["loss"].get<double>(), expected[i]["loss"].get<double>(), 1e-5 * 4);
 
   // One device to each, as Slurm shows them; the same bits, and on one device for both.
-  for (const char* how : {"CUDA_VISIBLE_DEVICES=$SHERD_RANK exec $0 train $1 --device cuda",
-                          "exec $0 train $1 --device cuda --group staged --sums ordered",
-                          "exec $0 train $1 --device cuda --group thread",
-                          "CUDA_VISIBLE_DEVICES=0 exec $0 train $1 --device cuda --group staged"}) {
+  for (const char* how :
+       {"CUDA_VISIBLE_DEVICES=$SHERD_RANK exec $0 train $1 --device cuda",
+        "exec $0 train $1 --device cuda --group staged --sums ordered", "exec $0 train $1 --device cuda --group thread",
+        "CUDA_VISIBLE_DEVICES=0 exec $0 train $1 --device cuda --group staged"}) {
     const ProgramEnd again = ranks_on_gpu(2, std::string(how) + " --reproducible --steps 3 --metrics again.jsonl");
     ASSERT_EQ(again.status, 0) << again.err;
     const std::vector<json> repeated = lines_of("again.jsonl");
@@ -211,6 +211,9 @@ TEST_F(CudaProgram, RanksWhoseDevicesDoNotFitAreRefusedOnEach) {
   expect_refused(ranks_on_gpu(2, "SHERD_EMULATED_GPU_CAPABILITY=$((80 + 10 * SHERD_RANK))" + train),
                  {"unlike devices", "the GPU is emulated GPU, compute capability 8.0", "on rank 0",
                   "compute capability 9.0", "on rank 1", "CUDA_VISIBLE_DEVICES"});
+  expect_refused(ranks_on_gpu(2, "[ $SHERD_RANK = 1 ] && export SHERD_EMULATED_GPU_PTX=80;" + train),
+                 {"unlike devices", "the code of kernels is for compute capability 9.0, from PTX of 9.0 on rank 0",
+                  "from PTX of 8.0 on rank 1"});
   expect_refused(ranks_on_gpu(2, "[ $SHERD_RANK = 1 ] && export CUDA_VISIBLE_DEVICES=;" + train),
                  {"rank 1", "no CUDA-capable device"});
   expect_refused(ranks_on_gpu(2, "SHERD_EMULATED_GPU_DEVICES=2" + train + ":2"), {"cuda:2", "2 CUDA devices"});

@@ -4,7 +4,7 @@
 //   SHERD_EMULATED_GPU_SEED      order of everything that may happen in any order (default 1)
 //   SHERD_EMULATED_GPU_CAPACITY  bytes of memory of each device (default 4 GiB)
 //   SHERD_EMULATED_GPU_DEVICES   how many there are (default 4)
-//   SHERD_EMULATED_GPU_CAPABILITY  compute capability, 80 for 8.0 (default 90)
+//   SHERD_EMULATED_GPU_CAPABILITY, _PTX  compute capability, 80 for 8.0 (default 90), and that of the kernels' PTX
 //   SHERD_EMULATED_GPU_DRIVER    version that the driver says it is for, 12040 for 12.4 (default 13000)
 //   SHERD_EMULATED_GPU_STATE     present (default), none (cudaErrorNoDevice), no_driver (cudaErrorInsufficientDriver)
 //   SHERD_EMULATED_GPU_ILLEGAL_ADDRESS  a LAUNCH, which loses the device: every later call returns that error

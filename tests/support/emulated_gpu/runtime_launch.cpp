@@ -1,6 +1,7 @@
 // Launching kernels: cudaFunc* of the runtime API, and the door that launch.h uses in place of cudaLaunchKernelExC.
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 
 #include "runtime/cuda/device/device_emulated.h"
 #include "tests/support/emulated_gpu/block.h"
@@ -85,6 +86,12 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
   });
 }
 
+// The architecture of the PTX that kernels are made from.
+static int made_from(int binary) {
+  const char* const asked = std::getenv("SHERD_EMULATED_GPU_PTX");
+  return asked ? static_cast<int>(std::strtol(asked, nullptr, 10)) : binary;
+}
+
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
   return call("cudaFuncGetAttributes", [&](Gpu& g) {
     if (g.configuration.major < 8) return cudaErrorNoKernelImageForDevice;  // as if built for 8.0 and newer
@@ -92,7 +99,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
     attributes->maxThreadsPerBlock = kMaxThreads;
     attributes->numRegs = register_limit(readable_name(kernel));
     attributes->binaryVersion = g.configuration.major * 10 + g.configuration.minor;
-    attributes->ptxVersion = attributes->binaryVersion;
+    attributes->ptxVersion = made_from(attributes->binaryVersion);
     const auto limit = g.shared_limit.find(kernel);
     attributes->maxDynamicSharedSizeBytes =
         limit == g.shared_limit.end() ? static_cast<int>(kSharedWithoutOptIn) : limit->second;
