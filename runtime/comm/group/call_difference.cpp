@@ -26,9 +26,16 @@ std::string difference_of_calls(std::span<const RankCall> calls) {
       ranks += fmt::format(", {}", call.rank);
     }
   }
+  const auto place_of = [](const Side& side) {
+    const std::size_t at = side.text.rfind(", call ");  // the place of a call, behind all else
+    return at == side.text.npos ? std::string() : side.text.substr(at);
+  };
+  const std::string place = place_of(sides.front());
+  if (std::ranges::all_of(sides, [&](const Side& side) { return place_of(side) == place; }))
+    for (Side& side : sides) side.text.resize(side.text.size() - place.size());
   std::string text;
   bool is_hidden = false, differ_in_size = true;
-  const auto without_size = [](const Side& side) { return side.text.substr(0, side.text.find('[')); };
+  const auto without_size = [&](const Side& side) { return side.text.substr(0, side.text.find('[')) + place_of(side); };
   for (const Side& side : sides) {
     const bool is_plural = side.ranks.find(',') != std::string::npos;
     text += fmt::format("{}{} {} {}", text.empty() ? "" : ", ", side.ranks, is_plural ? "call" : "calls", side.text);

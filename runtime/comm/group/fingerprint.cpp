@@ -4,6 +4,7 @@
 #include <bit>
 #include <charconv>
 
+#include "runtime/comm/group/call_place.h"
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/tensor/fnv1a.h"
@@ -16,7 +17,13 @@ constexpr std::size_t kSubjectSize = 48;      // of a longer one the end is show
 constexpr std::size_t kSubjectPartSize = 72;  // of a longer one the start is shown
 constexpr std::size_t kPartsEnd = 160;        // parts beyond this are counted, not spelled out
 constexpr std::size_t kCountsEnd = 190;       // room stays for the number of hidden parts and the reduction
+
+thread_local constinit std::string_view innermost_place __attribute__((tls_model("initial-exec")));
 }  // namespace
+
+CallPlaceScope::CallPlaceScope(std::string_view place) : place_(&innermost_place, place) {}
+
+std::string_view current_place() { return innermost_place; }
 
 std::string_view name(CommOp op) {
   constexpr std::string_view names[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast",
@@ -78,12 +85,16 @@ void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts, DT
   }
 }
 
-// "(save_checkpoint)", "(unshard)", "(all_reduce at blocks.3 in clip_grad_norm)".
+// "(save_checkpoint)", "(unshard)", "(all_reduce at blocks.3 in clip_grad_norm)"; ", call 3 over all queues".
 void Fingerprint::name_purpose() {
   const auto& [function, work, module] = current_purpose();
-  if (function.empty() && work.empty()) return;
-  append_all(" (", work, module.empty() ? "" : " at ", module, work.empty() || function.empty() ? "" : " in ", function,
-             ")");
+  if (!function.empty() || !work.empty())
+    append_all(" (", work, module.empty() ? "" : " at ", module, work.empty() || function.empty() ? "" : " in ",
+               function, ")");
+  if (const std::string_view place = current_place(); !place.empty()) {
+    mix_text(place);
+    append_all(", ", place);
+  }
 }
 
 void Fingerprint::end_list() {
