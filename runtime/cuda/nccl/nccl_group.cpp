@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <tuple>
@@ -12,6 +13,7 @@
 
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/bare_group.h"
+#include "runtime/comm/group/call_place.h"
 #include "runtime/comm/group/composed_group.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/group/shared_times.h"
@@ -61,11 +63,13 @@ std::string text_of(const CollectiveSite& site) {
 
 class NcclGroup final : public comm::BareGroup {
  public:
-  NcclGroup(std::shared_ptr<RankComms> comms, std::shared_ptr<ProcessGroup> host)
+  /// `ranks` in the first group.
+  NcclGroup(std::shared_ptr<RankComms> comms, std::shared_ptr<ProcessGroup> host, std::vector<int> ranks)
       : BareGroup({host->rank(), host->size(), "nccl", host->name(), {.lists = true, .same_counts = true}}),
         comms_(std::move(comms)),
         host_(std::move(host)),
-        number_(comms_->add(host_)) {}
+        ranks_(std::move(ranks)),
+        number_(comms_->add(host_, ranks_)) {}
 
   bool supports(Device device) const override { return device == comms_->device(); }
   std::shared_ptr<SharedWork> announce(const Collective& call, const CollectiveSite& site) override;
@@ -73,7 +77,10 @@ class NcclGroup final : public comm::BareGroup {
   void exchange(std::span<const RankPiece> sends, std::span<const RankPiece> receives, Queue& queue) override;
   HostGroup& host() override { return host_->host(); }
   std::shared_ptr<comm::BareGroup> subgroup(std::span<const int> ranks, std::string_view label) override {
-    return std::make_shared<NcclGroup>(comms_, host_->subgroup(ranks, label));
+    std::shared_ptr<ProcessGroup> part = host_->subgroup(ranks, label);
+    std::vector<int> of_first;
+    for (const int r : ranks) of_first.push_back(ranks_[static_cast<std::size_t>(r)]);
+    return std::make_shared<NcclGroup>(comms_, std::move(part), std::move(of_first));
   }
 
   void abort(std::string_view reason) override { comms_->abort(reason); }
@@ -89,6 +96,7 @@ class NcclGroup final : public comm::BareGroup {
 
   const std::shared_ptr<RankComms> comms_;
   const std::shared_ptr<ProcessGroup> host_;
+  const std::vector<int> ranks_;
   const std::size_t number_;                        // among the groups of `comms_`
   std::map<std::string, comm::SharedTimes> times_;  // by queue
   std::uint64_t generation_ = 0;                    // of `times_`
@@ -108,32 +116,36 @@ std::shared_ptr<SharedWork> NcclGroup::announce(const Collective& call, const Co
   HostGroup& lane = host().lane(site.queue.name());
   std::shared_ptr<SharedWork> shared;
   comm::SharedWorks compared;
+  std::string place;  // of a pair none: other ranks do not know of it
   if (call.op != comm::CommOp::send && call.op != comm::CommOp::recv) {
     comm::SharedTimes& times = times_of(site.queue.name());
     shared = times.next();
     compared = times.due();
+    place = comms_->order().next(number_);
   }
   RankContext& rank = RankContext::current();
   const auto waited = std::pair(rank.waited_seconds, rank.waited_skew_seconds);
   rank.queue(site.queue.name())
-      .submit({.name = site.name,  // without a subject, which counts the work of the device
-               .bytes = call.bytes(),
-               .run =
-                   [met = met_, host = host_, &lane, call, compared = std::move(compared),
-                    comms = std::weak_ptr(comms_), subject = std::string(site.subject), part = std::string(site.part)] {
-                     const comm::SubjectScope scope(subject, part);
-                     try {
-                       lane.meet(call);
-                       *met = Watchdog::now();
-                       if (!compared.empty()) comm::compare_times(lane, compared);
-                     } catch (const Error& error) {
-                       if (const auto here = comms.lock()) here->fail(CommError(error.message()));
-                     } catch (const std::exception& error) {
-                       if (const auto here = comms.lock()) here->fail(CommError(error.what()));
-                     }
-                   },
-               .abort = [host = host_](std::string_view reason) { host->abort(reason); },
-               .max_in_flight = kMostMeetings});
+      .submit(
+          {.name = site.name,  // without a subject, which counts the work of the device
+           .bytes = call.bytes(),
+           .run =
+               [met = met_, host = host_, &lane, call, compared = std::move(compared), comms = std::weak_ptr(comms_),
+                subject = std::string(site.subject), part = std::string(site.part), place = std::move(place)] {
+                 const comm::SubjectScope scope(subject, part);
+                 const comm::CallPlaceScope order(place);
+                 try {
+                   lane.meet(call);
+                   *met = Watchdog::now();
+                   if (!compared.empty()) comm::compare_times(lane, compared);
+                 } catch (const Error& error) {
+                   if (const auto here = comms.lock()) here->fail(CommError(error.message()));
+                 } catch (const std::exception& error) {
+                   if (const auto here = comms.lock()) here->fail(CommError(error.what()));
+                 }
+               },
+           .abort = [host = host_](std::string_view reason) { host->abort(reason); },
+           .max_in_flight = kMostMeetings});
   // What the host waits for, so as not to run ahead, counts once compute waits for it.
   std::tie(rank.waited_seconds, rank.waited_skew_seconds) = waited;
   return shared;
@@ -190,7 +202,9 @@ std::shared_ptr<ProcessGroup> make_nccl_group(const NcclApi& api, std::shared_pt
         {.what = fmt::format("ranks of {} make an NCCL group", host->name()),
          .remedy = "give all ranks the same options"});
   auto comms = std::make_shared<RankComms>(api, host, std::move(options));
-  return make_composed_group(std::make_shared<NcclGroup>(std::move(comms), std::move(host)), sums);
+  std::vector<int> ranks(static_cast<std::size_t>(host->size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return make_composed_group(std::make_shared<NcclGroup>(std::move(comms), std::move(host), std::move(ranks)), sums);
 }
 
 const comm::DeviceGroups& device_groups() {

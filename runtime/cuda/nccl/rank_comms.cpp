@@ -53,10 +53,11 @@ void RankComms::close() {
   } catch (const Error&) {}  // another rank does not end as well as this one: what is left is aborted
 }
 
-std::size_t RankComms::add(std::shared_ptr<ProcessGroup> host) {
+std::size_t RankComms::add(std::shared_ptr<ProcessGroup> host, std::vector<int> ranks) {
   Group group{std::move(host), {}};
   if (group.host->size() > 1) make(group);
   groups_.push_back(std::move(group));
+  order_.add(std::move(ranks));
   return groups_.size() - 1;
 }
 
@@ -127,6 +128,7 @@ void RankComms::reset() {
   host_->reset();
   watchdog_.clear();
   ++generation_;
+  order_.restart();
   for (Group& group : groups_) group.comms.clear();
   failure_->clear();
   for (Group& group : groups_)

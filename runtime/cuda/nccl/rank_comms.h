@@ -14,6 +14,7 @@
 
 #include "runtime/comm/group/device_group.h"
 #include "runtime/cuda/device/context.h"
+#include "runtime/cuda/nccl/call_order.h"
 #include "runtime/cuda/nccl/watchdog.h"
 #include "runtime/tensor/no_copy.h"
 
@@ -27,9 +28,11 @@ class RankComms : NoCopy {
   ~RankComms();
 
   Device device() const { return options_.device; }
-  /// Makes the communicators of a group, one per queue, and returns its number. Collective over that group. Those of
-  /// one rank alone are made when they are first used.
-  std::size_t add(std::shared_ptr<ProcessGroup> host);
+  /// Makes the communicators of a group, one per queue, and returns its number. Collective over that group, of these
+  /// ranks of the first one. Those of one rank alone are made when they are first used.
+  std::size_t add(std::shared_ptr<ProcessGroup> host, std::vector<int> ranks);
+  /// What all ranks of a group compare before they launch. On the rank's thread.
+  CallOrder& order() { return order_; }
   /// Puts a list on the queue's stream by the communicator of that group and queue. `met` is when all ranks have come
   /// to it, `subject` what it is for. Tells the other ranks if NCCL refuses it. Throws CommError.
   void launch(std::size_t group, std::string_view queue, std::span<const ListCall> list, cudaStream_t stream,
@@ -60,6 +63,7 @@ class RankComms : NoCopy {
   const std::shared_ptr<DeviceContext::Failure> failure_;
   std::uint64_t generation_ = 0;
   std::vector<Group> groups_;  // in the order of making, which is that of all ranks
+  CallOrder order_;            // of the same groups
   Watchdog watchdog_;          // the last: its thread uses the others
 };
 

@@ -26,6 +26,7 @@ struct Fault {
 struct Configuration {
   int version = 22809;
   Fault fault{};
+  bool refuses_orders = true;    ///< two orders over two communicators; NCCL does not
   std::uint64_t most_polls = 4;  ///< how often ncclInProgress is answered at most, where the other ranks are there
 };
 Configuration default_configuration();

@@ -97,7 +97,7 @@ void Member::expect(const Item& item) {
                    },
                    .differs =
                        [here, peer](const std::string& why) {
-                         if (const auto self = here.lock())
+                         if (const auto self = here.lock(); self && self->configuration_.refuses_orders)
                            self->fail(Result::invalid_usage, fmt::format("{} on rank {}", why, peer));
                        }});
   };
