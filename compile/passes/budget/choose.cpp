@@ -209,33 +209,42 @@ class Chooser {
   // recorded to be gathered twice.
   void hold_again() {
     std::vector<std::pair<double, int>> dearest, best;
+    std::vector<Load> alone(choice_.size());
     for (std::size_t g = 0; g < choice_.size(); ++g) {
       const auto gap = static_cast<int>(g);
       if (choice_[g] == start_.choice[g] || gap == stays_) continue;
-      const double cost = cost_of(weigh({gap, start_.choice[g]}));
+      alone[g] = weigh({gap, start_.choice[g]});
+      const double cost = cost_of(alone[g]);
       dearest.emplace_back(cost, gap);
       best.emplace_back(cost / static_cast<double>(model_.gaps()[g].bytes), gap);
     }
     const std::pair before(choice_, load_);
-    keep_all_that_fit(dearest);
+    keep_all_that_fit(dearest, alone);
     const std::pair first(std::exchange(choice_, before.first), std::exchange(load_, before.second));
-    keep_all_that_fit(best);
+    keep_all_that_fit(best, alone);
     if (cost_of(first.second) < 0) std::tie(choice_, load_) = first;
     for (std::size_t g = 0; g < choice_.size(); ++g)
       if (is_unit(g) && !is_fixed(g) && choice_[g] != Over::held) keep_if_it_fits({static_cast<int>(g), Over::held});
       else if (choice_[g] == Over::apart && model_.gaps()[g].out_by >= 0)
         keep_if_it_fits({static_cast<int>(g), Over::away});
   }
-  void keep_all_that_fit(std::vector<std::pair<double, int>>& gaps) {
+  // `alone`: what each of them comes to by itself, which it does until one is kept.
+  void keep_all_that_fit(std::vector<std::pair<double, int>>& gaps, const std::vector<Load>& alone) {
     std::ranges::sort(gaps);
-    for (const auto& [cost, gap] : gaps) keep_if_it_fits({gap, start_.choice[at(gap)]});
+    bool is_first = true;
+    for (const auto& [cost, gap] : gaps) {
+      const Move move{gap, start_.choice[at(gap)]};
+      if (is_first) ++num_weighed_;  // as if it were, by which the work of exchanges is bounded
+      is_first = !keep_if_it_fits(move, is_first ? alone[at(gap)] : weigh(move)) && is_first;
+    }
   }
-  void keep_if_it_fits(const Move& move) {
-    const Load load = weigh(move);
-    if (load.peak > limit_ || cost_of(load) > 0) return;
+  bool keep_if_it_fits(const Move& move, const Load& load) {
+    if (load.peak > limit_ || cost_of(load) > 0) return false;
     choice_[at(move.gap)] = move.over;
     load_ = load;
+    return true;
   }
+  void keep_if_it_fits(const Move& move) { keep_if_it_fits(move, weigh(move)); }
 
   // Does otherwise with one of each kind, and lets others go, or holds others, for it, where that is cheaper.
   void exchange() {
