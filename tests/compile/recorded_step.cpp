@@ -5,6 +5,7 @@
 
 #include "compile/capture/capture.h"
 #include "compile/ir/analysis/seconds.h"
+#include "compile/ir/homes.h"
 #include "compile/passes/pass.h"
 #include "compile/run/fit.h"
 #include "compile/run/replay.h"
@@ -190,8 +191,17 @@ Live RecordedStep::live_for(const Program& program) const {
   return live;
 }
 
+// What the run before has left in homes that were recorded would stand for what this one forgets to copy there.
+void RecordedStep::fill_homes() const {
+  const std::vector<bool> are_homes = homes_of(recorded_);
+  for (std::size_t i = 0; i < are_homes.size(); ++i)
+    if (are_homes[i])
+      std::memset(live_.constants[i]->write(), 0xa5, static_cast<std::size_t>(live_.constants[i]->bytes()));
+}
+
 Outcome RecordedStep::run(const Program& program) const {
   restore();
+  fill_homes();
   RankContext& context = RankContext::current();
   Accounting& accounting = context.allocator().accounting();
   Outcome outcome;

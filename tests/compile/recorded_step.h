@@ -49,6 +49,7 @@ class RecordedStep {
   int count(bool here) const;
   Live live_for(const Program& program) const;
   void restore() const;
+  void fill_homes() const;
 
   Function step_;  // holds the model
   std::vector<Tensor> arguments_;
