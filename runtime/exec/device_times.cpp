@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "runtime/exec/context.h"
+#include "runtime/exec/copy_queues.h"
 #include "runtime/exec/trace.h"
 #include "runtime/exec/work_times.h"
 
@@ -31,12 +32,17 @@ std::uint8_t track_of(Trace& trace, std::string_view queue, const Queue& of) {
 
 double seconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; }
 
-// A wait and its skew count at once, so that no window of time has the one without the other.
-void count_wait(const QueueItem& item) {
+// A wait, its skew and the collective that it was for count at once, so that no window of time has the one without the
+// other. A collective also takes what compute has waited before its device began; of other work on such a queue, as a
+// cast, the wait alone is communication.
+void count_wait(const QueueItem& item, bool is_shared) {
   RankContext& rank = RankContext::current();
+  rank.state<WorkTimes>().add_wait(item);
+  if (is_copy_queue(item.queue)) return;
   rank.waited_seconds += seconds(item.exposed);
   rank.waited_skew_seconds += seconds(item.exposed_skew);
-  rank.state<WorkTimes>().add_wait(item);
+  const std::int64_t ran = item.ended - std::min(item.started, item.ended - item.exposed);
+  rank.state<WorkTimes>().add_shared(seconds(is_shared ? ran : item.exposed));
 }
 
 }  // namespace
@@ -88,13 +94,9 @@ void DeviceTimes::collect() {
     RankContext& rank = RankContext::current();
     rank.state<WorkTimes>().add_times(item);
     if (rank.trace) add_span(*rank.trace, item, timed.flow, track_of(*rank.trace, item.queue, queue_));
-    if (!timed.shared) {
-      count_wait(item);
-      continue;
-    }
-    timed.shared->ran(item.started, item.ended);
-    rank.state<WorkTimes>().add_shared(seconds(item.ended - item.started));
-    if (item.exposed > 0) unshared_.push_back(std::move(timed));
+    if (timed.shared) timed.shared->ran(item.started, item.ended);
+    if (timed.shared && item.exposed > 0) unshared_.push_back(std::move(timed));
+    else count_wait(item, timed.shared != nullptr);
   }
   add_skews();
 }
@@ -102,7 +104,7 @@ void DeviceTimes::collect() {
 // What of the waits for an item went by until the last rank had come to it.
 void DeviceTimes::add_skews() {
   if (unshared_.size() > kMostUnshared) {
-    count_wait(unshared_.front().item);
+    count_wait(unshared_.front().item, true);
     unshared_.erase(unshared_.begin());
   }
   std::erase_if(unshared_, [](Timed& timed) {
@@ -111,14 +113,14 @@ void DeviceTimes::add_skews() {
     const Skew skew = timed.shared->skew();
     const std::int64_t from = std::max(skew.from, item.ended - item.exposed), until = std::min(skew.until, item.ended);
     item.exposed_skew = std::max<std::int64_t>(until - from, 0);
-    count_wait(item);
+    count_wait(item, true);
     return true;
   });
 }
 
 void DeviceTimes::finish() {
   collect();
-  for (const Timed& timed : unshared_) count_wait(timed.item);
+  for (const Timed& timed : unshared_) count_wait(timed.item, true);
   unshared_.clear();
 }
 

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "runtime/exec/context.h"
+#include "runtime/exec/copy_queues.h"
 #include "runtime/exec/hazards.h"
 #include "runtime/exec/timeline_recording.h"
 #include "runtime/exec/trace.h"
@@ -27,12 +28,12 @@ constexpr std::int64_t kSpinNanoseconds = 5000;
 
 std::int64_t now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
-// Adds the time of a wait to the rank's account; a wait inside a wait (work done inline that waits for another queue)
-// counts once.
+// Adds the time of a wait to the rank's account, unless it is for copies; a wait inside a wait (work done inline that
+// waits for another queue) counts once.
 class WaitClock : NoCopy {
  public:
   WaitClock(const Queue& queue, bool is_rank_thread)
-      : context_(is_rank_thread ? RankContext::current_or_null() : nullptr) {
+      : context_(is_rank_thread ? RankContext::current_or_null() : nullptr), copies_(is_copy_queue(queue.name())) {
     if (context_ && std::exchange(context_->is_waiting, true)) context_ = nullptr;
     if (!context_) return;
     mark_.emplace(queue);
@@ -41,13 +42,14 @@ class WaitClock : NoCopy {
   ~WaitClock() {
     if (!context_) return;
     context_->is_waiting = false;
-    context_->waited_seconds += static_cast<double>(now() - start_) * 1e-9;
+    if (!copies_) context_->waited_seconds += static_cast<double>(now() - start_) * 1e-9;
   }
   /// Whether this is a wait of the rank's thread, and not within another.
   bool counts() const { return context_ != nullptr; }
 
  private:
   RankContext* context_;
+  const bool copies_;
   std::optional<QueueWaitMark> mark_;
   std::int64_t start_ = 0;
 };

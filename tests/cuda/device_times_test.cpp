@@ -88,6 +88,7 @@ TEST_F(TimesOfQueues, WorkThatComputeWaitsForIsExposedAndSeenInTraces) {
   const std::int64_t after = Trace::now();
   EXPECT_EQ(time_of_unit().exposed, 0) << "no rank has said when it came";
   EXPECT_EQ(rank_of_times().waited_seconds, 0);
+  EXPECT_EQ(rank_of_times().state<WorkTimes>().shared_seconds(), 0) << "it counts with its wait";
 
   shared->set_skew({held, held + 2'000'000});
   const WorkTime time = time_of_unit();
@@ -95,6 +96,7 @@ TEST_F(TimesOfQueues, WorkThatComputeWaitsForIsExposedAndSeenInTraces) {
   EXPECT_LE(time.exposed, 1e-9 * static_cast<double>(after - before + kClockSlack));
   EXPECT_EQ(rank_of_times().waited_seconds, time.exposed);
   EXPECT_LE(time.seconds, time.exposed) << "it began when the host let it";
+  EXPECT_EQ(rank_of_times().state<WorkTimes>().shared_seconds(), time.exposed) << "no less than what was waited for it";
   EXPECT_NEAR(time.skew, 0.002, 1e-9 * kClockSlack);
   EXPECT_EQ(waited_skew_seconds(), time.skew);
   EXPECT_EQ(time_of_unit().skew, time.skew) << "counted once";

@@ -1,5 +1,6 @@
 // Queues: order, waiting by touching, borrowed memory, failures, ends. Work is held back by promises, never by time.
 #include "runtime/exec/host_queue.h"
+#include "runtime/exec/copy_queues.h"
 
 #include <gtest/gtest.h>
 
@@ -466,6 +467,23 @@ TEST(Queue, WaitingTimeIsCountedOnce) {
   const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   EXPECT_GT(context.waited_seconds, before);
   EXPECT_LE(context.waited_seconds - before, elapsed);
+}
+
+// Nobody else is waited for in these.
+TEST(Queue, WaitsForCopiesAreNotCounted) {
+  const RankScope scope;
+  const Tensor x = buffer();
+  for (const std::string_view name : kCopyQueues) {
+    Gate gate;
+    submit(queue(name), {{x.storage(), true}}, gate.then());
+    gate.await_entered();
+    auto opener = std::async(std::launch::async, [&, waiter = ::gettid()] {
+      await_sleep(waiter);
+      gate.open();
+    });
+    (void)x.raw();
+  }
+  EXPECT_EQ(RankContext::current().waited_seconds, 0);
 }
 
 std::int64_t nanoseconds_now() {

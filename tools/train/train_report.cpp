@@ -125,8 +125,9 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
     text += "collectives of the last step\n" + collectives(summary, predicted);
     if (summary.comm.total > 0)
       text += fmt::format(
-          "communication   {:.1f} s, of which {:.1f} s ({:.0f} %) were exposed: rank 0 waited {:.1f} s for transfers "
-          "and {:.1f} s for ranks that came later\n",
+          "communication   {:.1f} s over all queues, of which {:.1f} s ({:.0f} %) were exposed: rank 0 waited {:.1f} s "
+          "for "
+          "transfers and {:.1f} s for ranks that came later\n",
           summary.comm.total, summary.comm.exposed, 100 * summary.comm.exposed / summary.comm.total,
           summary.comm.transfer(), summary.comm.skew);
   }

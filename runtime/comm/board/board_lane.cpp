@@ -25,8 +25,14 @@
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/queue.h"
 #include "runtime/exec/trace.h"
+#include "runtime/tensor/for_scope.h"
 
 namespace sherd::comm {
+
+namespace {
+// In meet(): something else moves the bytes, and takes the time.
+thread_local constinit bool moves_elsewhere __attribute__((tls_model("initial-exec"))) = false;
+}  // namespace
 
 BoardLane::BoardLane(BoardGroup& group, GroupFacts facts, const std::shared_ptr<std::byte>& memory,
                      const BoardOptions& options)
@@ -115,7 +121,7 @@ void BoardLane::count(CommOp op, std::int64_t num_bytes, BoardClock::time_point 
     item.bytes += num_bytes;
     item.copied += board_.take_copied();
   }
-  counts_.seconds += std::chrono::duration<double>(end - start).count();
+  if (!moves_elsewhere) counts_.seconds += std::chrono::duration<double>(end - start).count();
   skew_seconds_ += std::chrono::duration<double>(last_arrival - start).count();
   if (op != CommOp::send && op != CommOp::recv) lateness_.add(board_.arrivals().lateness().count());
 }
@@ -134,6 +140,7 @@ void BoardLane::run(const Collective& call) {
 }
 
 void BoardLane::meet(const Collective& collective) {
+  const ForScope<bool> elsewhere(&moves_elsewhere, true);
   if (collective.op == CommOp::send || collective.op == CommOp::recv) return run_pair(collective, /*moves=*/false);
   Fingerprint call = board_.open_call(collective.op);
   describe(collective, call);

@@ -7,11 +7,13 @@ namespace sherd {
 
 /// Seconds so far on this rank. A collective on a queue that is hidden behind compute counts in `total` alone.
 struct CommTimes {
-  /// The rank's thread waited for other ranks, or did a queue's work because it would have to wait.
+  /// The rank's thread, or its device, waited for other ranks, or the thread did a queue's work because it would have to
+  /// wait. Waits for copies (exec/copy_queues.h) are no part of it.
   double exposed = 0;
   /// The part of `exposed` until the last rank came to the collective: waiting that a faster link would not shorten.
   double skew = 0;
-  /// All collectives that have ended, including the time they waited for late ranks.
+  /// All collectives that have ended, those of several queues one after the other, including the time they waited for
+  /// late ranks; on a device with what was waited for them before they began. There `exposed` is a part of it.
   double total = 0;
 
   /// Exposed time after all ranks had come: moving, reducing, and waking up.

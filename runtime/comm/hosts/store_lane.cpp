@@ -13,6 +13,7 @@
 #include "runtime/comm/hosts/store_bytes.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/for_scope.h"
 #include "runtime/tensor/indices.h"
 
 namespace sherd::comm {
@@ -24,6 +25,9 @@ constexpr std::size_t kPiece = std::size_t{1} << 20;  // the most that a value o
 struct Header {
   std::uint64_t hash = 0, call_bytes = 0, bytes = 0;
 };
+
+// While a call is counted whose bytes something else moves, which takes the time.
+thread_local bool moves_elsewhere = false;
 
 double seconds_in(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
 
@@ -106,6 +110,7 @@ void StoreLane::enter(const Collective& call, bool moves) {
     family.poison(fmt::format("rank {} failed in {}: {}", family.rank(), fingerprint.text(), error.what()));
     throw;
   }
+  const ForScope<bool> elsewhere(&moves_elsewhere, !moves);
   count(call, start);
 }
 
@@ -117,7 +122,7 @@ void StoreLane::count(const Collective& call, Clock::time_point start) {
     item.calls += 1;
     item.bytes += call.bytes();
   }
-  counts_.seconds += seconds_in(Clock::now() - start);
+  if (!moves_elsewhere) counts_.seconds += seconds_in(Clock::now() - start);
 }
 
 void StoreLane::move(const Collective& call, const Fingerprint& fingerprint) {
