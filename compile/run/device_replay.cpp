@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "compile/ir/analysis/seconds.h"
 #include "compile/ir/builder.h"
 #include "compile/ir/text/print.h"
 #include "compile/run/guard.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/comm/group/process_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/trace.h"
 #include "runtime/op/rows/ops.h"
@@ -74,7 +74,7 @@ std::string unit_obstacle(const ir::Graph& graph) {
   return {};
 }
 
-// Rows of units hold their own collectives, which on a device run on one rank only.
+// Collectives run on queues of their own, those of units too.
 std::string node_obstacle(const Program& program, std::size_t index) {
   const ir::GraphNode& node = program.nodes[index];
   const auto is_argument = [&](const ir::TensorRef& ref) {
@@ -83,9 +83,7 @@ std::string node_obstacle(const Program& program, std::size_t index) {
   if (std::any_of(node.out.begin(), node.out.end(), is_argument) ||
       std::any_of(node.in.begin(), node.in.begin() + node.num_mutated, is_argument))
     return fmt::format("\"{}\" writes into an argument", describe_node(program, index));
-  const ProcessGroup* const group = group_of(node);
-  if (!group || group->size() == 1) return {};
-  return fmt::format("\"{}\" communicates", describe_node(program, index));
+  return ir::transfer_of(node) ? fmt::format("\"{}\" communicates", describe_node(program, index)) : std::string();
 }
 
 // Copies the byte range that the tensor's elements span, gaps included.
