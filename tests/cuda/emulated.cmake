@@ -75,7 +75,7 @@ target_compile_definitions(test_cuda_training PRIVATE SHERD_PROGRAM="$<TARGET_FI
   SHERD_CORE_LIBRARY="$<TARGET_FILE:sherd_lib>"
   SHERD_EMULATED_LIBRARY="$<TARGET_FILE:sherd_cuda_emulated>")
 target_link_libraries(test_cuda_training PRIVATE sherd_test_support sherd_tools sherd_cuda_emulated)
-add_dependencies(test_cuda_training sherd emulated_nccl)
+add_dependencies(test_cuda_training sherd sherd-bench emulated_nccl)
 
 # The emulated NCCL, over the functions that the backend binds.
 file(GLOB nccl_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/nccl/emulated_*.cpp)
