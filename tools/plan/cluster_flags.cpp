@@ -33,7 +33,7 @@ double software_factor(const DeviceModel& device, const std::string& name) {
 }
 
 Cluster calibrated(Calibration calibration, int ranks, const Links& link) {
-  std::string said = describe(calibration, ranks);
+  std::string said = said_of(calibration, ranks);
   Cluster cluster = calibrated_cluster(std::move(calibration), ranks, link);
   cluster.device.source = std::move(said);
   return cluster;

@@ -75,7 +75,7 @@ std::string mismatch_of(const Calibration& calibration, int ranks, int threads) 
   return "";
 }
 
-std::string describe(const Calibration& calibration, int ranks, int threads) {
+std::string said_of(const Calibration& calibration, int ranks, int threads) {
   const std::string mismatch = mismatch_of(calibration, ranks, threads);
   return fmt::format("calibrated {}{}{}", age_of(calibration), mismatch.empty() ? "" : "; ", mismatch);
 }
@@ -88,7 +88,7 @@ FoundCalibration find_calibration(int ranks, const std::string& folder, int thre
   const std::string text(std::istreambuf_iterator<char>(file), {});
   try {
     FoundCalibration found{.made = parse_calibration(text, path)};
-    found.text = describe(*found.made, ranks, threads);
+    found.text = said_of(*found.made, ranks, threads);
     return found;
   } catch (const Error& error) {
     return {.text = fmt::format("not calibrated: {}; {} makes it anew", error.message(), advice(ranks))};

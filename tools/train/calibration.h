@@ -27,7 +27,7 @@ FoundCalibration find_calibration(int ranks, const std::string& folder = cache_f
 std::string mismatch_of(const Calibration& calibration, int ranks, int threads = 0);
 
 /// What is to be said of a calibration here: "calibrated 3 days ago; of another machine, ...".
-std::string describe(const Calibration& calibration, int ranks, int threads = 0);
+std::string said_of(const Calibration& calibration, int ranks, int threads = 0);
 
 /// So many ranks on this host, by a calibration of it; `links` shape axes. Products of a type that was not measured
 /// take those of bf16, else of f32, and count as extrapolated.
