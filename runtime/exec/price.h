@@ -73,10 +73,12 @@ struct Rate {
   };
   std::vector<Point> points{};  ///< by size, at least one; one point is a rate of all sizes
   std::string source;
+  bool is_extrapolated = false;  ///< it is of other work than it stands for: of another type
 
   /// Linear in the logarithm of the size between points; outside of them the nearest point's.
   double at(double size) const;
-  /// Whether a size lies between the points, or there is one point alone; a prediction elsewhere is extrapolated.
+  /// Whether a size lies between the points, or there is one point alone, of a rate that is not extrapolated itself.
+  /// A prediction elsewhere is extrapolated.
   bool covers(double size) const;
 };
 

@@ -11,6 +11,8 @@ namespace sherd {
 
 namespace {
 
+constexpr const char* kExtrapolated = "extrapolated";
+
 /// A file whose numbers may leave their source to the file's.
 class ModelReader {
  public:
@@ -51,10 +53,12 @@ class ModelReader {
   }
 
  private:
-  // A plain number, or {"value": number, "source": text}.
-  Quoted quoted(const JsonValue& value, std::string_view what, bool is_positive) const {
+  // A plain number, or {"value": number, "source": text}, which may have other names.
+  Quoted quoted(const JsonValue& value, std::string_view what, bool is_positive,
+                std::vector<std::string> names = {}) const {
     if (value.kind != JsonValue::Kind::object) return {file_.number(value, what, 0, is_positive), source_};
-    file_.check_names(value, {"value", "source"});
+    names.insert(names.end(), {"value", "source"});
+    file_.check_names(value, names);
     return {file_.number(file_.required(value, "value"), what, 0, is_positive),
             file_.text(file_.required(value, "source"), "\"source\"")};
   }
@@ -63,12 +67,14 @@ class ModelReader {
   }
 
   Rate rate(const JsonValue& value, std::string_view what) const {
+    const JsonValue* const extrapolated = value.find(kExtrapolated);
+    const bool is_extrapolated = extrapolated && file_.boolean(*extrapolated, kExtrapolated);
     if (value.kind != JsonValue::Kind::object || value.find("value")) {
-      const Quoted one = quoted(value, what, true);
-      return {{{1, one.value}}, one.source};
+      const Quoted one = quoted(value, what, true, {kExtrapolated});
+      return {{{1, one.value}}, one.source, is_extrapolated};
     }
-    file_.check_names(value, {"curve", "source"});
-    Rate rate{.source = file_.text(file_.required(value, "source"), "\"source\"")};
+    file_.check_names(value, {"curve", "source", kExtrapolated});
+    Rate rate{.source = file_.text(file_.required(value, "source"), "\"source\""), .is_extrapolated = is_extrapolated};
     const JsonValue& curve = file_.array(file_.required(value, "curve"), "\"curve\"");
     if (curve.items.empty()) file_.fail_at(curve, "{} has a curve without points", what);
     for (const JsonValue& item : curve.items) {
@@ -197,11 +203,15 @@ std::string print_number(double value, const std::string& source, const std::str
 }
 
 std::string print_rate(const Rate& rate, const std::string& file_source) {
-  if (rate.points.size() == 1) return print_number(rate.points[0].per_second, rate.source, file_source);
+  const std::string flag = rate.is_extrapolated ? fmt::format(", {}: true", json_quoted(kExtrapolated)) : "";
+  if (rate.points.size() == 1 && !rate.is_extrapolated)
+    return print_number(rate.points[0].per_second, rate.source, file_source);
+  if (rate.points.size() == 1)
+    return fmt::format(R"({{"value": {}, "source": {}{}}})", rate.points[0].per_second, json_quoted(rate.source), flag);
   std::string points;
   for (const Rate::Point& p : rate.points)
     points += fmt::format("{}[{}, {}]", points.empty() ? "" : ", ", p.size, p.per_second);
-  return fmt::format(R"({{"curve": [{}], "source": {}}})", points, json_quoted(rate.source));
+  return fmt::format(R"({{"curve": [{}], "source": {}{}}})", points, json_quoted(rate.source), flag);
 }
 
 template <class Rates>

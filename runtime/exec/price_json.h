@@ -13,6 +13,7 @@
 //   {"fabric": "ib400x1", "alpha_s": 5e-6, "beta_bytes_per_s": 45e9, "nics": 1, "call_s": 1e-5,
 //    "curves": {"gather": [[8, 1e6, 3e-5], [8, 1e9, 2e-3]]}, "source": "..."}
 //
+// A rate that is an object may say "extrapolated": true, where it is of other work than it stands for.
 // Sizes of "flops" and "attention" are FLOPs of a call, of others bytes. Points of "curves" are ranks, bytes of the
 // full tensor and seconds; names are gather, scatter, reduce_all, all_to_all.
 #include <string>

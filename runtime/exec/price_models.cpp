@@ -67,7 +67,8 @@ double Rate::at(double size) const {
 }
 
 bool Rate::covers(double size) const {
-  return points.size() == 1 || (!points.empty() && size >= points.front().size && size <= points.back().size);
+  if (is_extrapolated || points.empty()) return false;
+  return points.size() == 1 || (size >= points.front().size && size <= points.back().size);
 }
 
 double FabricModel::seconds(Movement movement, int ranks, double bytes) const {
@@ -128,7 +129,7 @@ bool DeviceModel::covers(const CallWork& work) const {
   if (work.kind == WorkKind::issue) return true;
   if (!is_product(work.kind)) return byte_rate(*this, work.kind).covers(work.bytes);
   const Rate* const rate = product_rate(*this, work);
-  return rate && rate->covers(work.flops) && !rate->source.starts_with("extrapolated");
+  return rate && rate->covers(work.flops);
 }
 
 }  // namespace sherd

@@ -212,6 +212,10 @@ const std::string& JsonFile::text(const JsonValue& value, std::string_view what)
   return of_kind(*this, value, JsonValue::Kind::text, what).text;
 }
 
+bool JsonFile::boolean(const JsonValue& value, std::string_view what) const {
+  return of_kind(*this, value, JsonValue::Kind::boolean, what).boolean;
+}
+
 double JsonFile::number(const JsonValue& value, std::string_view what, double least, bool least_excluded) const {
   const double number = of_kind(*this, value, JsonValue::Kind::number, what).number;
   if (number < least || (least_excluded && number == least))

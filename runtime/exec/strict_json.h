@@ -27,8 +27,9 @@ struct JsonValue {
 };
 
 /// Texts of untrusted origin: Error beginning with `file`, line and column for what is not JSON, for names that come
-/// twice in an object, numbers that are not finite or over 1e18 in size, nesting beyond 16 levels, and texts over
-/// 4 MiB. Time and memory are linear in the text.
+/// twice in an object or are longer than 200 characters, numbers that are not finite or over 1e18 in size, nesting
+/// beyond 16 levels, more than 200 members or 262,144 values, and texts over 4 MiB. Time and memory are linear in the
+/// text.
 JsonValue parse_strict_json(std::string_view text, std::string_view file);
 
 /// Names a file while its values are read: errors say "file: line 3, column 7: ...".
@@ -43,6 +44,7 @@ class JsonFile {
   const JsonValue& object(const JsonValue& value, std::string_view what) const;
   const JsonValue& array(const JsonValue& value, std::string_view what) const;
   const std::string& text(const JsonValue& value, std::string_view what) const;
+  bool boolean(const JsonValue& value, std::string_view what) const;
   /// A number of at least `least`; over it if `least_excluded`.
   double number(const JsonValue& value, std::string_view what, double least = 0, bool least_excluded = false) const;
   int count(const JsonValue& value, std::string_view what, int least) const;

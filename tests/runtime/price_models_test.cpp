@@ -45,6 +45,28 @@ TEST(DeviceModel, NumbersKeepTheirSourceAndReadBackToTheBit) {
   EXPECT_EQ(print(parse_device_model(text, "again")), text);
 }
 
+std::string card_with(std::string_view from, std::string_view to) {
+  std::string text(kCardModel);
+  const std::size_t at = text.find(from);
+  EXPECT_NE(at, text.npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+// As a calibration stands for types that it has not measured; a file without the name is read as ever.
+TEST(DeviceModel, ARateMaySayThatItIsExtrapolated) {
+  const std::string curve = R"({"curve": [[1, 1e11], [1e12, 5e11]], "source": "that of bf16", "extrapolated": true})";
+  for (const std::string& rate :
+       {std::string(R"({"value": 5e11, "source": "that of bf16", "extrapolated": true})"), curve}) {
+    const DeviceModel d = parse_device_model(card_with("\"f32\": 5e11", "\"f32\": " + rate), "card.json");
+    EXPECT_TRUE(d.products.at(DType::f32).is_extrapolated);
+    EXPECT_FALSE(d.products.at(DType::bf16).is_extrapolated);
+    EXPECT_FALSE(d.covers({WorkKind::contraction, DType::f32, 1e7, 0}));
+    EXPECT_DOUBLE_EQ(d.seconds({WorkKind::contraction, DType::f32, 1e12, 0}), 2e-6 + 2);
+    EXPECT_EQ(print(parse_device_model(print(d), "again")), print(d));
+  }
+  EXPECT_TRUE(card_model().covers({WorkKind::contraction, DType::f32, 1e7, 0}));
+}
+
 TEST(FabricModel, MeasuredSecondsBeatTheFormula) {
   const FabricModel f = parse_fabric_model(
       R"({"fabric": "f", "alpha_s": 0, "beta_bytes_per_s": 1e9, "source": "s",
@@ -60,13 +82,6 @@ TEST(FabricModel, MeasuredSecondsBeatTheFormula) {
   EXPECT_TRUE(f.covers(Movement::gather, 5, 1e4));
   EXPECT_FALSE(f.covers(Movement::gather, 5, 1e7));
   EXPECT_EQ(print(parse_fabric_model(print(f), "again")), print(f));
-}
-
-std::string card_with(std::string_view from, std::string_view to) {
-  std::string text(kCardModel);
-  const std::size_t at = text.find(from);
-  EXPECT_NE(at, text.npos) << from;
-  return text.replace(at, from.size(), to);
 }
 
 TEST(DeviceModel, WrongFilesAreRefusedByLineAndColumn) {
@@ -86,6 +101,7 @@ TEST(DeviceModel, WrongFilesAreRefusedByLineAndColumn) {
   refuse(card_with("\"f32\": 5e11", "\"f32\": 1e999"), {"no number up to"});
   refuse(card_with("\"f32\": 5e11", "\"f32\": NaN"), {"\"NaN\" is no value"});
   refuse(card_with("\"f32\": 5e11", "\"bf16\": 5e11"), {"\"bf16\" comes twice"});
+  refuse(card_with("\"f32\": 5e11", R"("f32": {"value": 1, "source": "s", "extrapolated": 1})"), {"true or false"});
   refuse(card_with("\"pointwise\"", "\"pointless\""), {"pointless", "pointwise"});
   refuse(card_with("\"nics\": 2", "\"nics\": 1.5"), {"\"nics\" is 1.5", "whole number"});
   refuse(card_with("80e9", "\"many\""), {"\"memory_bytes\" is a text; give a number"});

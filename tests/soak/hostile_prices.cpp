@@ -50,7 +50,7 @@ std::vector<std::string> presets_of(std::string_view folder) {
 }
 
 Calibration made_calibration() {
-  const Rate rate{{{1, 1e10}, {1e9, 4e10}}, "made up"};
+  const Rate rate{{{1, 1e10}, {1e9, 4e10}}, "made up", true};
   Calibration made{.device = {.name = "a CPU", .memory_bytes = 1 << 30, .read = rate, .copied = rate, .source = "s"},
                    .build = "b",
                    .time = 1};

@@ -54,7 +54,7 @@ void fill(std::map<DType, Rate>& rates) {
   for (const DType missing : {DType::bf16, DType::f16, DType::f32})
     for (const DType like : {DType::bf16, DType::f32, DType::f16})
       if (const auto found = rates.find(like); found != rates.end() && !rates.contains(missing))
-        rates.emplace(missing, Rate{found->second.points, fmt::format("extrapolated from {}", name(like))});
+        rates.emplace(missing, Rate{found->second.points, fmt::format("that of {}", name(like)), true});
 }
 
 }  // namespace
