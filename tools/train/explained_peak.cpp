@@ -47,7 +47,7 @@ ExplainedPeak explain_peak(const TrainConfig& config, int rank, int ranks, std::
 
 std::string print_picture(const MemoryLog::Picture& picture, std::size_t most, std::string_view indent) {
   std::string text = fmt::format("{0}at    {1}\n{0}held  {2}: {3}\n", indent, describe(picture.moment),
-                                 format_bytes(picture.total), sherd::describe(picture.bytes));
+                                 format_bytes(picture.total), describe(picture.bytes));
   struct Kind {
     std::string what;
     MemoryCategory category;
