@@ -5,6 +5,7 @@
 #include <bit>
 #include <vector>
 
+#include "nn/parallel/extensions/int8_gather.h"
 #include "nn/parallel/extensions/int8_reduce.h"
 #include "nn/parallel/shard/wrap/fully_shard.h"
 #include "runtime/autograd/autograd.h"
@@ -186,6 +187,13 @@ TEST(TreeSums, PassesMayBeCapturedApart) {
 }
 
 TEST(TreeSums, ShardsAndReductionsOfTheProgramsOwnAreRefused) {
+  run_ranks(4, [](const Group& group) {
+    Net net(kUneven);
+    nn::UnitPolicy narrow{.sums_in_tree = true};
+    narrow.mp_policy.reduce_dtype = DType::bf16;
+    const DeviceMesh grid(group, {{"replicate", 2}, {"dp", 2}});
+    expect_error([&] { nn::fully_shard(net, grid, narrow); }, {"add up as a tree", "reduce_dtype = bf16", "take f32"});
+  });
   run_ranks(1, [](const Group& group) {
     const DeviceMesh mesh(group, {{"dp", 1}});
     Net net(kUneven);
@@ -193,6 +201,7 @@ TEST(TreeSums, ShardsAndReductionsOfTheProgramsOwnAreRefused) {
     expect_error([&] { nn::fully_shard(net, mesh, policy); }, {"add up as a tree in full", "shards over shards"});
     shard(net, mesh, {.sums_in_tree = true}, {.sums_in_tree = true});
     expect_error([&] { nn::units(net).set_custom_reduce(nn::int8_reduce()); }, {"set_custom_reduce", "order"});
+    expect_error([&] { nn::units(net).set_gather_transform(nn::int8_gather()); }, {"set_gather_transform", "round"});
     expect_error([&] { nn::units(net).set_requires_all_reduce(false); }, {"set_requires_all_reduce", "leave it on"});
     expect_error([&] { nn::units(net).set_all_reduce_hook([](const auto&) {}); }, {"set_all_reduce_hook", "order"});
   });

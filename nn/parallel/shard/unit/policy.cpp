@@ -139,6 +139,13 @@ void check_policy(const UnitPolicy& told, const DeviceMesh& mesh) {
       !policy.sums_in_tree || policy.gradients == ShardedOver::none,
       "fully_shard: gradients add up as a tree in full, and this policy adds up shards over {}; leave one of them out",
       text(policy.gradients));
+  const bool has_replicas = mesh.ndim() > 1 && mesh.size(0) > 1 && sharded_over(policy) == ShardedOver::shards;
+  const DType reduce = policy.mp_policy.reduce_dtype.value_or(DType::f32);
+  check(
+      !policy.sums_in_tree || !has_replicas || byte_size(reduce) >= byte_size(DType::f32),
+      "fully_shard: gradients add up as a tree, and with reduce_dtype = {} what shards sum is rounded before replicas "
+      "sum it over {}; take f32 for reduce_dtype, or a mesh of one axis",
+      name(reduce), mesh.describe());
   check(!policy.offload || mesh.ndim() == 1 || policy.parameters != ShardedOver::shards ||
             policy.optimizer != ShardedOver::all,
         "fully_shard: where replicas divide the shards (hybrid_shard_state) a gather writes them, so they cannot be "

@@ -83,8 +83,8 @@ struct UnitPolicy {
   /// Full gradients that add up do so as a balanced tree (sum_order.h), in the type of the reduction, and averages are
   /// scaled once all is summed: M passes of one rank, M a power of two, have the bits of one pass on M ranks, where
   /// set_gradient_divide_factor() is told M times the ranks. A sum waits for each binary digit of the passes so far.
-  /// Error where shards add up, for reductions of the program's own, set_requires_all_reduce(false) and gradients that
-  /// are sums over the data ranks.
+  /// Error where shards add up, for a narrower reduce_dtype with replicas of shards, gathers and reductions of the
+  /// program's own, set_requires_all_reduce(false) and gradients that are sums over the data ranks.
   bool sums_in_tree = false;
   /// Passes of a step that leave their full gradients to a later one (set_requires_gradient_sync(false)), where that is
   /// known: the places for their sums are there from the beginning, as a step that was captured elsewhere wants them.

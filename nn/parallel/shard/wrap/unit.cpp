@@ -9,7 +9,8 @@ namespace sherd::nn {
 
 namespace {
 constexpr int kAnyNumber = 1 << 20;
-}
+constexpr std::string_view kOrder = "whose order a reduction of your own does not keep";
+}  // namespace
 
 void Unit::BackwardEnd::expect() {
   const std::uint64_t pass = backward_pass();
@@ -42,22 +43,29 @@ Unit::Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& poli
   if (policy.reduce_unused) set<&ReductionKnobs::reduces_unused>(true);
 }
 
-// What the program itself reduces has an order of its own.
-void Unit::check_may_reduce(std::string_view what, bool is_own) const {
-  check(!is_own || !settings_.facts.sums_in_tree,
-        "{}: the gradients of unit \"{}\" add up as a tree (sums_in_tree, numerics = layout_free), whose order a "
-        "reduction of your own does not keep; leave one of them out",
-        what, pieces.layout().name);
+// What the program itself does has an order, or roundings, of its own.
+void Unit::check_may_set(std::string_view what, bool is_own, std::string_view why) const {
+  check(
+      !is_own || !settings_.facts.sums_in_tree,
+      "{}: the gradients of unit \"{}\" add up as a tree (sums_in_tree, numerics = layout_free), {}; leave one of them "
+      "out",
+      what, pieces.layout().name, why);
+}
+
+void Unit::set_gather(std::shared_ptr<UnitGather> gather) {
+  check_may_set("set_custom_gather and set_gather_transform", gather != nullptr,
+                "and a gather of your own may round by what a rank's shard holds");
+  buffers.levels().set_gather(std::move(gather));
 }
 
 void Unit::set_reduce(UnitReduce reduce) {
-  check_may_reduce("set_custom_reduce", reduce != nullptr);
+  check_may_set("set_custom_reduce", reduce != nullptr, kOrder);
   settings_.reduce = std::move(reduce);
   set<&ReductionKnobs::reduce>(settings_.knobs.all().reduce.next());
 }
 
 void Unit::set_all_reduce_hook(AllReduceHook hook) {
-  check_may_reduce("set_all_reduce_hook", hook != nullptr);
+  check_may_set("set_all_reduce_hook", hook != nullptr, kOrder);
   settings_.hook = std::move(hook);
   set<&ReductionKnobs::all_reduce_hook>(settings_.knobs.all().all_reduce_hook.next());
 }

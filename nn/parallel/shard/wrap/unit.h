@@ -54,6 +54,8 @@ class Unit final : private UnitListener, NoCopy {
   }
   /// Reduces over the shards by `reduce` from now on; null: as other units do.
   void set_reduce(UnitReduce reduce);
+  /// Gathers by `gather` from now on; null: as other units do. Error where gradients add up as a tree.
+  void set_gather(std::shared_ptr<UnitGather> gather);
   /// Called with every reduction that ends in grad(); null: none is.
   void set_all_reduce_hook(AllReduceHook hook);
   /// Whose end to ask for when a gradient arrives, instead of that of this unit alone: a pass may reach parameters
@@ -80,7 +82,7 @@ class Unit final : private UnitListener, NoCopy {
   void discard_earlier() noexcept;
 
  private:
-  void check_may_reduce(std::string_view what, bool is_own) const;
+  void check_may_set(std::string_view what, bool is_own, std::string_view why) const;
   void arrived() override { end_->expect(); }
   void completed(bool are_all) override;
   void communicates() override { end_->agree(); }

@@ -187,13 +187,13 @@ Unit* sharded_unit(const Wrap& wrap, std::string_view call) {
 }  // namespace
 
 void UnitHandle::set_custom_gather(std::shared_ptr<UnitGather> gather) const {
-  if (Unit* unit = sharded_unit(wrap(), "set_custom_gather")) unit->buffers.levels().set_gather(std::move(gather));
+  if (Unit* unit = sharded_unit(wrap(), "set_custom_gather")) unit->set_gather(std::move(gather));
 }
 
 void UnitHandle::set_gather_transform(GatherTransform transform) const {
   Unit* const unit = sharded_unit(wrap(), "set_gather_transform");
   if (!unit) return;
-  unit->buffers.levels().set_gather(std::make_shared<TransformedGather>(std::move(transform), unit->pieces.layout()));
+  unit->set_gather(std::make_shared<TransformedGather>(std::move(transform), unit->pieces.layout()));
 }
 
 void UnitHandle::set_custom_reduce(UnitReduce reduce) const {

@@ -123,8 +123,8 @@ class UnitHandle {
   /// - A gather, or a transform in its place, is set before the unit is first gathered, the others between steps: a
   ///   captured step with another one is not replayed. A gather serves one unit.
   /// - Parameters that stay replicated are reduced as ever, and are one more reduction for the hook.
-  /// - Error if the unit's parameters lie on several meshes; of a gather, if it reshards to some of its ranks after
-  ///   forward; for a transform as of TransformedGather.
+  /// - Error if the unit's parameters lie on several meshes, or gradients add up as a tree (UnitPolicy::sums_in_tree);
+  ///   of a gather, if it reshards to some of its ranks after forward; for a transform as of TransformedGather.
   void set_custom_gather(std::shared_ptr<UnitGather> gather) const;
   void set_gather_transform(GatherTransform transform) const;
   void set_custom_reduce(UnitReduce reduce) const;
