@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <utility>
 
 #include "runtime/tensor/error.h"
@@ -85,6 +86,21 @@ void check_offload(const TrainingPlan& plan) {
 
 bool is_power_of_two(std::int64_t n) { return n > 0 && std::has_single_bit(static_cast<std::uint64_t>(n)); }
 
+// The powers of two on both sides: "4 or 8".
+std::string nearest_leaves(std::int64_t leaves) {
+  if (leaves < 1) return "1";
+  const auto n = static_cast<std::uint64_t>(leaves);
+  const bool has_above = n <= std::bit_floor(static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()));
+  return fmt::format("{}{}", std::bit_floor(n), has_above ? fmt::format(" or {}", std::bit_ceil(n)) : "");
+}
+
+// What a loss is scaled by, and which setting does not.
+std::string unscaled(const TrainingPlan& plan) {
+  if (!has_f16(plan)) return "take loss_scale = none";
+  const bool is_of_f16 = !plan.loss_scale.options(false);
+  return fmt::format("take loss_scale = none, or bf16 for param_dtype{}", is_of_f16 ? "" : " and loss_scale = auto");
+}
+
 // What would be added, or rounded, in an order that the layout decides.
 void check_numerics(const TrainingPlan& plan) {
   if (!plan.numerics.layout_free()) {
@@ -95,20 +111,21 @@ void check_numerics(const TrainingPlan& plan) {
         plan.leaves);
     return;
   }
-  check(is_power_of_two(plan.leaves),
-        "leaves = {}: their sum is a balanced tree, so they are a power of two; take {}{}", plan.leaves,
-        plan.leaves < 1 ? 1 : std::bit_floor(static_cast<std::uint64_t>(plan.leaves)),
-        plan.leaves < 1 ? "" : fmt::format(" or {}", std::bit_ceil(static_cast<std::uint64_t>(plan.leaves))));
+  check(is_power_of_two(plan.leaves), "leaves = {}: their sum is a balanced tree, so they are a power of two; take {}",
+        plan.leaves, nearest_leaves(plan.leaves));
   const auto refuse = [](bool holds, std::string_view key, const std::string& value, std::string_view why) {
     check(holds, "{} = {} with numerics = layout_free: {}", key, value, why);
   };
-  refuse(plan.micro_batches == 1, "accumulate", std::to_string(plan.micro_batches),
-         "a rank's micro-batches are its leaves; leave accumulate out");
+  refuse(
+      plan.micro_batches == 1, "accumulate", std::to_string(plan.micro_batches),
+      fmt::format("a rank's micro-batches are its share of leaves = {}; leave accumulate out, or set leaves to as many "
+                  "times the ranks with data of their own",
+                  plan.leaves));
   refuse(plan.fully_shard, "fully_shard", "false", "the units of fully_shard add up leaves; leave it on");
   refuse(plan.reduce_dtype == DType::f32, "reduce_dtype", std::string(name(plan.reduce_dtype)),
          "sums would be rounded as often as ranks send them; leave it at f32");
   refuse(!plan.loss_scale.options(has_f16(plan)), "loss_scale", plan.loss_scale.text(),
-         "scaled gradients are not summed in this order; take bf16 for param_dtype, or loss_scale = none");
+         "scaled gradients are not summed in this order; " + unscaled(plan));
   refuse(plan.gather.is_exact(), "gather", plan.gather.text(), "each rank's shard has scales of its own; leave it out");
   refuse(plan.reduce.is_exact(), "reduce", plan.reduce.text(), "each rank's part has scales of its own; leave it out");
   refuse(!plan.accumulate_shards, "accumulate_shards", "true", "leaves add up in full, before ranks do; leave it out");
@@ -116,11 +133,23 @@ void check_numerics(const TrainingPlan& plan) {
          "their norm is summed in pieces; take offload = parameters or optimizer");
 }
 
-// How many ranks with data of their own are the nearest that leaves divide among: "2 or 4".
+// The numbers of ranks with data of their own on both sides that leaves divide among, and the least leaves for those
+// that there are: "leaves = 16, or 8 of these ranks".
 std::string nearest_ranks(std::int64_t leaves, std::int64_t data_ranks) {
   const auto n = static_cast<std::uint64_t>(data_ranks);
   const auto below = static_cast<std::int64_t>(std::bit_floor(n)), above = static_cast<std::int64_t>(std::bit_ceil(n));
-  return above > leaves ? std::to_string(std::min(below, leaves)) : fmt::format("{} or {}", below, above);
+  const std::string ranks =
+      above > leaves ? std::to_string(std::min(below, leaves)) : fmt::format("{} or {}", below, above);
+  return fmt::format("{}{} of these ranks",
+                     is_power_of_two(data_ranks) ? fmt::format("leaves = {}, or ", data_ranks) : "", ranks);
+}
+
+// The multiples of leaves on both sides of a batch, and the most leaves that divide it and that ranks share.
+std::string nearest_batch(std::int64_t batch, std::int64_t leaves, std::int64_t data_ranks) {
+  const std::int64_t below = batch / leaves * leaves, fitting = batch & -batch;
+  const std::string other = fitting % data_ranks == 0 ? fmt::format(", or take leaves = {}", fitting) : "";
+  return fmt::format("{}{}, a multiple of {}{}", below > 0 ? fmt::format("{} or ", below) : "", below + leaves, leaves,
+                     other);
 }
 
 // The plan has passed check_numerics().
@@ -129,10 +158,10 @@ void check_leaves(const TrainingPlan& plan, std::int64_t batch, std::int64_t dat
   check(
       plan.leaves % data_ranks == 0,
       "leaves = {} do not divide among {} ranks with data of their own, and numerics = layout_free gives each as many; "
-      "take {} of these (of several axes: dp times replicate), or other leaves",
+      "take {} (of several axes: dp times replicate)",
       plan.leaves, data_ranks, nearest_ranks(plan.leaves, data_ranks));
-  check(batch % plan.leaves == 0, "batch = {} does not divide into leaves = {}; make it a multiple of {}", batch,
-        plan.leaves, plan.leaves);
+  check(batch % plan.leaves == 0, "batch = {} does not divide into leaves = {}; make it {}", batch, plan.leaves,
+        nearest_batch(batch, plan.leaves, data_ranks));
 }
 
 }  // namespace
@@ -194,6 +223,7 @@ bool divides(const TrainingPlan& plan, std::int64_t batch, std::int64_t data_ran
 }
 
 std::int64_t local_batch(const TrainingPlan& plan, std::int64_t batch, std::int64_t data_ranks) {
+  check_leaves(plan, batch, data_ranks);
   const std::int64_t parts = data_ranks * plan.micro_batches;
   check(batch % parts == 0, "batch = {} does not divide into {} ranks x {} micro-batches; make it a multiple of {}",
         batch, data_ranks, plan.micro_batches, parts);

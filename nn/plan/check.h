@@ -27,7 +27,8 @@ void check_survives(const TrainingPlan& plan, int ranks);
 TrainingPlan on_ranks(TrainingPlan plan, std::int64_t data_ranks);
 /// Whether a batch divides into micro-batches, or leaves, of `data_ranks` ranks.
 bool divides(const TrainingPlan& plan, std::int64_t batch, std::int64_t data_ranks);
-/// Sequences of a rank in a step. Error if the batch does not divide into micro-batches of `data_ranks` ranks.
+/// Sequences of a rank in a step. Error if the batch does not divide into micro-batches, or leaves, of `data_ranks`
+/// ranks.
 std::int64_t local_batch(const TrainingPlan& plan, std::int64_t batch, std::int64_t data_ranks);
 
 }  // namespace sherd::nn

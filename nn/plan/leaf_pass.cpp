@@ -7,7 +7,7 @@ namespace sherd::nn {
 std::string why_micro_batches(const TrainingPlan& plan, const LanguageModel& model, std::int64_t positions) {
   if (plan.device.has_backend())
     return fmt::format("products of {} sum in an order for each number of rows", to_string(plan.device));
-  if (plan.param_dtype == DType::f16) return "gradients in f16 are scaled";
+  if (plan.param_dtype == DType::f16) return "products in f16 are not summed leaf by leaf";
   for (const Parameter* p : model.parameters())
     if (const DType dtype = p->sharded_value().dtype(); dtype != DType::f32)
       return fmt::format("\"{}\" is {}", p->name(), name(dtype));

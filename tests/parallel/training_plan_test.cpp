@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <random>
 
 #include "nn/models/gpt.h"
@@ -162,11 +163,16 @@ TEST(TrainingPlan, LayoutFreeRefusesWhatAddsInOtherOrders) {
   };
   refused({.leaves = 6}, {"leaves = 6", "a power of two", "take 4 or 8"});
   refused({.leaves = 0}, {"leaves = 0", "take 1"});
-  refused({.micro_batches = 4}, {"accumulate = 4 with numerics = layout_free", "leave accumulate out"});
+  try {
+    nn::check_plan({.numerics = "layout_free", .leaves = std::numeric_limits<std::int64_t>::max()});
+    ADD_FAILURE() << "2^63 - 1 is no power of two";
+  } catch (const Error& error) { EXPECT_EQ(std::string(error.what()).find("9223372036854775808"), std::string::npos); }
+  refused({.micro_batches = 4}, {"accumulate = 4 with numerics = layout_free", "leaves = 8", "leave accumulate out"});
   refused({.fully_shard = false}, {"fully_shard = false with numerics = layout_free", "leave it on"});
   refused({.reduce_dtype = DType::bf16}, {"reduce_dtype = bf16 with numerics = layout_free", "leave it at f32"});
-  refused({.param_dtype = DType::f16}, {"loss_scale = auto with numerics = layout_free", "take bf16"});
-  refused({.loss_scale = "1024"}, {"loss_scale = 1024 with numerics = layout_free"});
+  refused({.param_dtype = DType::f16}, {"loss_scale = auto with numerics = layout_free", "none, or bf16 for param_dtype"});
+  refused({.loss_scale = "1024"}, {"loss_scale = 1024 with numerics = layout_free", "take loss_scale = none"});
+  refused({.param_dtype = DType::f16, .loss_scale = "2"}, {"take loss_scale = none, or bf16", "and loss_scale = auto"});
   refused({.gather = "int8"}, {"gather = int8 with numerics = layout_free"});
   refused({.reduce = "int8"}, {"reduce = int8 with numerics = layout_free"});
   refused({.accumulate_shards = true}, {"accumulate_shards = true with numerics = layout_free"});
@@ -177,9 +183,11 @@ TEST(TrainingPlan, LayoutFreeRefusesWhatAddsInOtherOrders) {
     expect_error([&] { nn::check_plan(told, facts); }, parts);
   };
   refused_on(plan, {.ranks = 3}, {"leaves = 8 do not divide among 3 ranks", "take 2 or 4"});
-  refused_on(plan, {.ranks = 16}, {"leaves = 8 do not divide among 16 ranks", "take 8 of these"});
+  refused_on(plan, {.ranks = 16}, {"leaves = 8 do not divide among 16 ranks", "take leaves = 16, or 8 of these"});
   refused_on({.mesh = "dp=3,tp=2", .numerics = "layout_free"}, {.ranks = 6}, {"among 3 ranks with data of their own"});
-  refused_on(plan, {.ranks = 2, .batch = 12}, {"batch = 12 does not divide into leaves = 8"});
+  refused_on(plan, {.ranks = 2, .batch = 12}, {"batch = 12 does not divide into leaves = 8", "8 or 16", "or take leaves = 4"});
+  refused_on(plan, {.ranks = 2, .batch = 2}, {"make it 8, a multiple of 8, or take leaves = 2"});
+  refused_on(plan, {.ranks = 4, .batch = 6}, {"make it 8, a multiple of 8"});
   expect_error([&] { nn::check_survives({.mesh = "replicate=2,dp=2", .numerics = "layout_free"}, 4); },
                {"numerics = layout_free", "--restarts"});
   nn::check_plan(plan, {.ranks = 8, .batch = 16});

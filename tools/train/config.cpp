@@ -385,9 +385,8 @@ std::string folder_of_saves(const std::string& dir, const std::string& save) {
   return inside.parent_path().parent_path().string();
 }
 
-/// Gives the keys that `table` was not given the values of the newest good save in `dir`. Those of files are seen from
-/// where the run goes on: it saves beside that save, wherever the folder was at the time. Of a run that is not to be
-/// compiled any more, those of captured steps stay as they are by themselves. Returns what was saved.
+/// Gives the keys that `table` was not given the values of the newest good save in `dir`, and returns them all. The run
+/// saves beside that save, wherever it was made; keys of captured steps stay if it is not to be compiled any more.
 TrainConfig take_saved(TrainConfig& config, ConfigTable& table, const std::string& dir) {
   namespace fs = std::filesystem;
   const ConfigTable given = table;
@@ -542,8 +541,9 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   try {
     resolve(config);
   } catch (const Error& error) {
-    // What was given beside a save is at odds with it: that is said, and not what follows from it.
-    if (saved) as_usage([&] { check_resumes(*saved, config); });
+    // What was given beside a save is at odds with it, which is said, but for accumulate that leaves take the place of.
+    const bool is_of_leaves = config.plan.numerics.layout_free() && config.plan.micro_batches > 1;
+    if (saved && !is_of_leaves) as_usage([&] { check_resumes(*saved, config); });
     const bool is_of_file = !line.words.empty() && problem_of(of_file) == error.message();
     throw ExitError(kUsage, is_of_file ? fmt::format("{}: {}", line.words[0], error.message()) : error.message());
   }
