@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "runtime/comm/job/rank.h"
+#include "runtime/cpu/gemm/gemm.h"
 #include "runtime/cpu/gemm/onednn.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/op/core/device_library.h"
@@ -30,7 +31,8 @@ std::string kernel_levels() {
 
 std::string matrix_engines() {
   const cpu::OnednnLibrary& library = cpu::onednn_library();
-  if (library.gemm) return fmt::format("own blocked kernel, oneDNN ({})", library.path);
+  if (library.gemm)
+    return fmt::format("own blocked kernel, oneDNN ({}); of bf16: {}", library.path, cpu::bf16_engine());
   return fmt::format("own blocked kernel; no oneDNN: {}", library.reason);
 }
 

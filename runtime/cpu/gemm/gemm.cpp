@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/cpu/gemm/gemm_tree.h"
+#include "runtime/cpu/gemm/onednn.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
 
@@ -119,6 +120,10 @@ bool uses_library(const Gemm& g) {
 
 UseGemmBackend::UseGemmBackend(GemmBackend backend) : outer_(std::exchange(chosen_backend, backend)) {}
 UseGemmBackend::~UseGemmBackend() { chosen_backend = outer_; }
+
+std::string bf16_engine() {
+  return uses_library({.dtype = DType::bf16}) ? "oneDNN " + onednn_library().version : "own kernels";
+}
 
 GemmGrid gemm_grid(const Gemm& g) {
   if (uses_library(g)) return cut(g);

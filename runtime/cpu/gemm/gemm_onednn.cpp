@@ -2,9 +2,13 @@
 // kept by the thread that uses it (the library shares the generated code between threads). Scratchpads are ours, or the
 // library would tie a primitive to the thread that made it; its OpenMP runtime is kept at one thread, because cutting
 // the work is the seam's business, and because a parallel region would bind threads where OMP_PROC_BIND is set.
+#include <algorithm>
 #include <optional>
+#include <string>
 #include <unordered_map>
+#include <utility>
 
+#include <fmt/format.h>
 #include <omp.h>
 #include <dnnl.hpp>
 
@@ -112,9 +116,32 @@ class Library {
   std::unordered_map<Key, Product, HashKey> products_;
 };
 
+constexpr std::pair<dnnl_cpu_isa_t, const char*> kInstructions[] = {
+    {dnnl_cpu_isa_avx2, "avx2"},
+    {dnnl_cpu_isa_avx2_vnni, "avx2_vnni"},
+    {dnnl_cpu_isa_avx512_core, "avx512_core"},
+    {dnnl_cpu_isa_avx512_core_vnni, "avx512_core_vnni"},
+    {dnnl_cpu_isa_avx512_core_bf16, "avx512_core_bf16"},
+    {dnnl_cpu_isa_avx512_core_amx, "avx512_core_amx"},
+};
+
+// ONEDNN_MAX_CPU_ISA may allow less than the CPU has. What later versions know is a number.
+std::string version_text() {
+  const dnnl_cpu_isa_t isa = dnnl_get_effective_cpu_isa();
+  const auto* const known = std::ranges::find(kInstructions, isa, &std::pair<dnnl_cpu_isa_t, const char*>::first);
+  const dnnl_version_t& v = *dnnl_version();
+  return fmt::format("{}.{}.{} up to {}", v.major, v.minor, v.patch,
+                     known != std::end(kInstructions) ? known->second : fmt::format("{:#x}", static_cast<int>(isa)));
+}
+
 }  // namespace
 
 }  // namespace sherd::cpu
+
+extern "C" const char* sherd_onednn_version() {
+  static const std::string text = sherd::cpu::version_text();
+  return text.c_str();
+}
 
 extern "C" bool sherd_onednn_gemm(const sherd::cpu::Gemm& g, const void* a, const void* b, void* c,
                                   sherd::cpu::OnednnScratch scratch) {

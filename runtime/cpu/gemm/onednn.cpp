@@ -17,6 +17,8 @@ OnednnLibrary open_library() {
   const KeepAffinity keep;
   void* handle = ::dlopen(library.path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle) library.gemm = reinterpret_cast<OnednnGemm*>(::dlsym(handle, "sherd_onednn_gemm"));
+  auto* const version = handle ? reinterpret_cast<OnednnVersion*>(::dlsym(handle, "sherd_onednn_version")) : nullptr;
+  if (version) library.version = version();
   if (library.gemm) return library;
   const char* why = ::dlerror();
   library.reason = why ? why : "dlopen failed";

@@ -14,10 +14,13 @@ using OnednnScratch = std::byte* (*)(std::int64_t bytes);
 
 /// What libsherd_onednn.so exports as `sherd_onednn_gemm`: detail::gemm_onednn, but that it throws what oneDNN throws.
 using OnednnGemm = bool(const Gemm& g, const void* a, const void* b, void* c, OnednnScratch scratch);
+/// `sherd_onednn_version`: OnednnLibrary::version.
+using OnednnVersion = const char*();
 
 struct OnednnLibrary {
   OnednnGemm* gemm = nullptr;  ///< null: not opened
   std::string path;            ///< of the library
+  std::string version;         ///< "2.6.3 up to avx512_core_amx": what it may use, of what this CPU has
   std::string reason;          ///< why it was not opened
 };
 
