@@ -153,6 +153,27 @@ TEST(TreeSums, CapturedPassesHaveTheSameBits) {
     });
 }
 
+TEST(TreeSums, ACapturedStepNamesASecondRounding) {
+  for (const Grid& grid : {Grid{1, 2}, Grid{2, 2}})
+    run_ranks(grid.ranks(), [&](const Group& group) {
+      nn::UnitPolicy narrow;
+      narrow.mp_policy.reduce_dtype = DType::bf16;
+      PolicyTraining training(grid.mesh(group), narrow);
+      auto step = compile_once(
+          [&](const Tensor& x, const Tensor&) {
+            const Tensor loss = sum(square(training.net(x)));
+            backward(loss);
+            training.optimizer->step_and_clear();
+            return loss.detach();
+          },
+          {.group = group});
+      for (std::uint64_t i = 0; i < 4; ++i) step(own_rows(group, i), own_rows(group, i));
+      const std::string why = step.why();
+      EXPECT_NE(why.find("rounds gradients to bf16"), why.npos) << why;
+      EXPECT_EQ(why.find("bf16 twice") != why.npos, grid.replicas > 1) << why;
+    });
+}
+
 // Passes of steps of two, and of steps that need sums which no recording of those has seen.
 TEST(TreeSums, PassesMayBeCapturedApart) {
   for (const Grid& grid : {Grid{1, 1}, Grid{1, 2}})
