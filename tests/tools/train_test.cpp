@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "nn/checkpoint/format/manifest_json.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/os/instruction_level.h"
 #include "tests/tools/program_test.h"
@@ -125,6 +126,44 @@ TEST_F(TrainProgram, HasOneHashOnAnyRanksAndInItsSaves) {
   const ProgramEnd other = train(3, words);
   EXPECT_EQ(other.status, 2);
   expect_within(other.err, {"leaves = 4 do not divide among 3 ranks", "take 2 or 4"});
+}
+
+TEST_F(TrainProgram, ASaveSaysWhatItsSumsDependOn) {
+  const Words lowest{"SHERD_CPU_LEVEL=x86-64-v3"};
+  const std::string save = dir_ / "save", start = dir_ / "start";
+  const Words words{"train", config_file_, "--numerics", "layout_free", "--leaves", "2", "--steps", "1", "--save"};
+  Words to = words;
+  to.push_back(save);
+  const ProgramEnd before = sherd(to, lowest);
+  expect_within(before.err, {"layout_free: 2 leaves in 1 level, 2 in one pass", "kernels cpu x86-64-v3"});
+  expect_within(sherd({"ckpt", "show", save}).out,
+                {"sums      tree of 2 leaves in 1 level", "kernels   cpu x86-64-v3", "hash "});
+  const Words resumed{"train", "--resume", save, "--steps", "2", "--save", dir_ / "more"};
+  const std::string again = sherd(resumed, lowest).err;
+  EXPECT_EQ(again.find("the state is the same"), again.npos) << again;
+  if (instruction_level().name != "x86-64-v3")
+    expect_within(sherd(resumed).err,
+                  {"resumes on 1: the state is the same, later steps may differ by rounding: its kernels were \"cpu "
+                   "x86-64-v3\", these are \"cpu x86-64-v4"});
+  Words accumulates = resumed;
+  accumulates.insert(accumulates.end(), {"--accumulate", "2"});
+  const ProgramEnd refused = sherd(accumulates);
+  EXPECT_EQ(refused.status, kUsage);
+  expect_within(refused.err, {"accumulate = 2", "share of leaves = 2", "leave accumulate out"});
+
+  // What saves of before lack.
+  train(1, {"--steps", "1", "--save", start});
+  const std::string folder = start + "/step-000001";
+  ckpt::Manifest manifest = ckpt::read_manifest(folder);
+  EXPECT_EQ(manifest.state.erase("sums") + manifest.state.erase("kernels"), 2U);
+  dir_.write("start/step-000001/manifest.json", ckpt::manifest_to_json(manifest));
+  const ProgramEnd three = sherd({"run", "-n", "3", "--", SHERD_PROGRAM, "train", "--resume", start, "--steps", "2",
+                                  "--save", dir_ / "three", "--strategy", "full_shard"});
+  EXPECT_EQ(three.status, 0) << three.err;
+  expect_within(three.err,
+                {"saved by 1 rank, resumes on 3: the state is the same, later steps may differ by rounding\n",
+                 "it was trained when ranks were added one after the other; they are added as a tree now, so "
+                 "on 3 ranks later steps differ by rounding from that program's"});
 }
 
 TEST_F(TrainProgram, ReportsWhatTravelsInEightBits) {

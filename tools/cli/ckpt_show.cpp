@@ -108,6 +108,14 @@ std::string hash_text(const ckpt::CheckpointReader& save) {
   } catch (const Error& error) { return fmt::format("none: {}", error.message()); }
 }
 
+/// What later bits depend on, of saves that say it.
+std::string said_lines(const ckpt::Manifest& manifest) {
+  std::string lines;
+  for (const char* key : {"sums", "kernels"})
+    if (manifest.state.contains(key)) lines += line(key, manifest.state_value<std::string>(key));
+  return lines;
+}
+
 std::string run_lines(const ckpt::CheckpointReader& save, std::int64_t parameters) {
   const ckpt::Manifest& manifest = save.manifest();
   const std::string ranks = fmt::format("{}", manifest.world_size);
@@ -120,7 +128,7 @@ std::string run_lines(const ckpt::CheckpointReader& save, std::int64_t parameter
                             c.plan.fully_shard ? "strategy " + c.plan.strategy.text() : "not sharded")) +
            plan_line(manifest.plan.empty() ? print(c.plan) : manifest.plan, "the defaults") +
            line("model", model_text(c.model, parameters)) + line("text", text_of(manifest, c)) +
-           line("training", training_text(c)) + (c.plan.numerics.layout_free() ? line("hash", hash_text(save)) : "");
+           line("training", training_text(c)) + said_lines(manifest) + line("hash", hash_text(save));
   } catch (const Error& error) {
     return line("run", fmt::format("{}, step {}", manifest.run, manifest.step)) + line("ranks", ranks) +
            plan_line(manifest.plan, "none, or the defaults") + line("model", fmt::format("{} parameters", parameters)) +

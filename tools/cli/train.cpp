@@ -58,13 +58,16 @@ std::optional<MetricsFile> open_metrics(Trainer& trainer, const TrainConfig& con
 
 void print_what_is_trained(Trainer& trainer) {
   const std::string ids = meaning_of_ids(trainer.config().model, trainer.data().vocabulary());
-  const std::string mesh = trainer.config().plan.mesh.text();
+  const nn::TrainingPlan& plan = trainer.config().plan;
+  const bool is_ordered = trainer.group().abilities().ordered_sum;
+  const std::string mesh = plan.mesh.text(), sums = is_ordered ? sums_text(plan, trainer.group().size()) : "";
+  const bool is_free = plan.numerics.layout_free();
   print(stderr,
-        fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}, {}{}{}{}{}{}\n{}",
+        fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}, {}{}{}{}{}{}{}{}\n{}",
                     trainer.model().num_parameters(), trainer.data().num_train(), trainer.data().num_validation(),
                     trainer.group().size(), trainer.group().size() == 1 ? "" : "s", trainer.opened().group_text,
-                    sharding_text(trainer.config().plan, trainer.mesh().num_data_ranks(),
-                                  trainer.opened().step->why_micro_batches()),
+                    sharding_text(plan, trainer.mesh().num_data_ranks(), trainer.opened().step->why_micro_batches()),
+                    is_free || sums.empty() ? "" : ", sums ", is_free ? ", kernels " + kernels_text(plan) : sums,
                     mesh.empty() ? "" : ", mesh ", mesh, ids.empty() ? "" : "; ", ids,
                     trainer.opened().step->budget_text()));
 }

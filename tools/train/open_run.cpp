@@ -17,6 +17,7 @@
 #include "tools/train/run.h"
 #include "tools/train/run_text.h"
 #include "tools/train/saved_mesh.h"
+#include "tools/train/sharding.h"
 #include "tools/train/weights.h"
 
 namespace sherd::train {
@@ -72,13 +73,21 @@ void say_what_changes(const Run& run, const ckpt::Manifest& save, const TrainCon
   const std::string changes = differences(save.plan.empty() ? saved.plan : nn::parse_plan(save.plan), asked.plan);
   const int ranks = run.group->size();
   const bool has_other_ranks = save.world_size != ranks;
-  const bool rounds = asked.plan.numerics.layout_free()
-                          ? !divides_tensors_alike(saved.plan, save.world_size, asked.plan, ranks)
-                          : has_other_ranks || rounds_otherwise(saved, asked);
-  if (has_other_ranks || !changes.empty())
-    say(fmt::format("saved by {} rank{}, resumes on {}{}{}: the state is the same{}", save.world_size,
+  const std::string kernels = kernels_text(config.plan);
+  const std::string kernels_before =
+      save.state.contains(kKernelsOfSave) ? save.state_value<std::string>(kKernelsOfSave) : kernels;
+  const bool has_other_kernels =
+      kernels != kernels_before || (saved.plan.device == Device::cpu()) != (run.device == Device::cpu());
+  const bool rounds = has_other_kernels || (asked.plan.numerics.layout_free()
+                                                ? !divides_tensors_alike(saved.plan, save.world_size, asked.plan, ranks)
+                                                : has_other_ranks || rounds_otherwise(saved, asked));
+  if (has_other_ranks || !changes.empty() || has_other_kernels)
+    say(fmt::format("saved by {} rank{}, resumes on {}{}{}: the state is the same{}{}", save.world_size,
                     save.world_size == 1 ? "" : "s", ranks, changes.empty() ? "" : " with ", changes,
-                    rounds ? ", later steps may differ by rounding" : ""));
+                    rounds ? ", later steps may differ by rounding" : "",
+                    kernels == kernels_before
+                        ? ""
+                        : fmt::format(": its kernels were \"{}\", these are \"{}\"", kernels_before, kernels)));
   if (!save.state.contains(kSumsOfSave) && ranks > 2)
     say(fmt::format(
         "it was trained when ranks were added one after the other; they are added as a tree now, so on {} ranks "
@@ -91,7 +100,7 @@ void say_what_changes(const Run& run, const ckpt::Manifest& save, const TrainCon
     say(fmt::format("it was trained with sums {}, and goes on with sums {}: later steps differ by rounding",
                     was_fast ? "in NCCL's order" : "as a tree", was_fast ? "as a tree" : "in NCCL's order"));
   const bool has_micro_batches = config.plan.micro_batches > 1 && !config.plan.accumulate_shards;
-  if (has_micro_batches && !sums.ends_with(kSumsOfNeighbours))
+  if (has_micro_batches && sums.find(kSumsOfNeighbours) == sums.npos)
     say("its micro-batches were rows of all ranks together, which drew one after the other; a rank's are neighbouring "
         "rows now, which draw as one batch, so later steps differ from that program's by rounding and by dropout");
   const std::int64_t before = saved.optimizer.decay_steps, now = config.optimizer.decay_steps;

@@ -16,6 +16,7 @@
 #include "runtime/op/rows/ops.h"
 #include "tools/train/memory_advice.h"
 #include "tools/train/run_text.h"
+#include "tools/train/sharding.h"
 
 namespace sherd::train {
 
@@ -79,10 +80,14 @@ void Run::save(std::int64_t updates) {
   manifest.config = to_toml(asked);
   manifest.plan = print(asked.plan);
   data.note(manifest);
-  manifest.state[kSumsOfSave] = config.plan.numerics.layout_free()
-                                    ? fmt::format("tree of {} leaves", config.plan.leaves)
-                                    : fmt::format("{}{}", group->abilities().ordered_sum ? "tree" : kFastSums,
-                                                  config.plan.accumulate_shards ? "" : kSumsOfNeighbours);
+  const bool is_ordered = group->abilities().ordered_sum;
+  const std::string sums = is_ordered ? sums_text(config.plan, group->size()) : "";
+  manifest.state[kSumsOfSave] =
+      config.plan.numerics.layout_free()
+          ? sums
+          : fmt::format("{}{}{}{}", is_ordered ? "tree" : kFastSums,
+                        config.plan.accumulate_shards ? "" : kSumsOfNeighbours, sums.empty() ? "" : ": ", sums);
+  manifest.state[kKernelsOfSave] = kernels_text(config.plan);
   if (device != Device::cpu()) {
     Picks of_all;
     for (const std::string& own : gather_text(*group, picks_of_rank().text())) of_all.load(own);

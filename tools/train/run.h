@@ -22,13 +22,15 @@
 
 namespace sherd::train {
 
-/// In the state of a save: "tree", in which order its reductions added (docs/numerics.md). Those of before say nothing,
-/// and added ranks one after the other. "... of neighbours": micro-batches of a rank were neighbouring rows, which
-/// those of before were with accumulate = 1 alone.
+/// In the state of a save: "tree", in which order its reductions added (docs/numerics.md), followed by sums_text().
+/// Saves of before say nothing, and added ranks one after the other. "... of neighbours": micro-batches of a rank were
+/// neighbouring rows, which those of before were with accumulate = 1 alone.
 inline constexpr const char* kSumsOfSave = "sums";
-inline constexpr std::string_view kSumsOfNeighbours = " of neighbours";  ///< the end of that word
+inline constexpr std::string_view kSumsOfNeighbours = " of neighbours";  ///< within that word
 /// ... or "fast": in the order of NCCL.
 inline constexpr std::string_view kFastSums = "fast";
+/// In the state of a save: kernels_text(), which saves of before do not have.
+inline constexpr const char* kKernelsOfSave = "kernels";
 /// In the state of a save of GPUs: the job's picks (exec/picks.h), as a text.
 inline constexpr const char* kPicksOfSave = "picks";
 

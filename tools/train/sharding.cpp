@@ -1,17 +1,25 @@
 #include "tools/train/sharding.h"
 
+#include <algorithm>
+
 #include "nn/plan/apply.h"
 #include "runtime/comm/group/sum_order.h"
+#include "runtime/cpu/gemm/gemm.h"
 #include "runtime/memory/accounting.h"
+#include "runtime/os/instruction_level.h"
 
 namespace sherd::train {
 
 namespace {
 
+std::string tree_text(std::int64_t leaves, std::string_view what) {
+  const int levels = tree_levels(static_cast<std::size_t>(leaves));
+  return fmt::format("{} {} in {} level{}", leaves, what, levels, levels == 1 ? "" : "s");
+}
+
 // Which way a rank's leaves take, and why.
 std::string leaves_text(const nn::TrainingPlan& plan, int data_ranks, std::string_view why_micro_batches) {
-  std::string text = fmt::format(", layout_free: {} leaves in {} levels", plan.leaves,
-                                 tree_levels(static_cast<std::size_t>(plan.leaves)));
+  std::string text = ", layout_free: " + tree_text(plan.leaves, "leaves");
   const std::int64_t own = plan.leaves / data_ranks;
   if (own <= 1) return text;
   if (why_micro_batches.empty()) return text + fmt::format(", {} in one pass of a rank", own);
@@ -52,6 +60,29 @@ std::string sharding_text(const nn::TrainingPlan& plan, int data_ranks, std::str
   if (is_free) memory += leaves_text(plan, data_ranks, why_micro_batches);
   if (is_free && why_micro_batches.empty()) return text + memory;
   return text + memory + accumulation_text(plan, data_ranks);
+}
+
+std::string sums_text(const nn::TrainingPlan& plan, int ranks) {
+  if (plan.numerics.layout_free())
+    return "tree of " + tree_text(plan.leaves, "leaves") +
+           (plan.param_dtype == DType::f32 ? "" : fmt::format(", each rounded to {}", name(plan.param_dtype)));
+  const auto axes = plan.mesh.of(ranks);
+  const int all = nn::count_data_ranks(axes);
+  if (all == 1) return "";
+  const int replicas = std::max(1, nn::MeshAxes(axes).size("replicate"));
+  const bool is_split = replicas > 1 && replicas < all && plan.strategy.value().optimizer != nn::ShardedOver::none;
+  std::string text =
+      is_split ? fmt::format("{}, then {}", tree_text(all / replicas, "shards"), tree_text(replicas, "replicas"))
+               : tree_text(all, "ranks");
+  if (byte_size(plan.reduce_dtype) < byte_size(DType::f32))
+    text += fmt::format(", rounds gradients to {} {}", name(plan.reduce_dtype), is_split ? "twice" : "once");
+  return text;
+}
+
+std::string kernels_text(const nn::TrainingPlan& plan) {
+  if (plan.device != Device::cpu()) return "cuda";
+  const std::string text = fmt::format("cpu {}", instruction_level().name);
+  return plan.param_dtype != DType::bf16 ? text : fmt::format("{}, bf16 products by {}", text, cpu::bf16_engine());
 }
 
 }  // namespace sherd::train
