@@ -31,9 +31,15 @@ struct WrongCall {
 // (no "tokens"), and bad-*.toml (kBadConfigs).
 const std::vector<WrongCall> kWrongCalls = {
     // ---- numerics ----
-    {"train {config} --numerics layout_free --accumulate 2", kUsage, {"accumulate = 2", "leave accumulate out"}},
+    {"train {config} --numerics layout_free --accumulate 2",
+     kUsage,
+     {"accumulate = 2", "leaves = 8", "leave accumulate out"}},
     {"train {config} --numerics layout_free --leaves 6", kUsage, {"leaves = 6", "take 4 or 8"}},
-    {"train {config} --numerics layout_free --batch 12", kUsage, {"batch = 12", "leaves = 8", "a multiple of 8"}},
+    {"train {config} --numerics layout_free --batch 12",
+     kUsage,
+     {"batch = 12", "leaves = 8", "8 or 16, a multiple of 8, or take leaves = 4"}},
+    {"plan {config} --numerics layout_free --ranks 3", kUsage, {"leaves = 8", "3 ranks", "2 or 4 of these ranks"}},
+    {"plan {config} --numerics layout_free --ranks 2 --batch 12", kUsage, {"batch = 12", "8 or 16"}},
     {"train {config} --numerics layout_free --sums fast", kUsage, {"sums = fast", "layout_free needs ordered"}},
     {"train {config} --numerics layout_free --reduce-dtype bf16", kUsage, {"reduce_dtype = bf16", "leave it at f32"}},
     {"train {config} --numerics exact", kUsage, {"numerics must be default or layout_free", "\"exact\""}},

@@ -92,6 +92,10 @@ std::string loses(const Option& other, const Option& best) {
       format_bytes(std::abs(more)), more < 0 ? "less" : "more");
 }
 
+std::string none_can_be_run(const std::vector<Option>& options) {
+  return options.empty() ? "No row can be run." : fmt::format("No row can be run: {}.", options.front().left_out);
+}
+
 std::vector<std::string> by_memory(const std::vector<Option>& options, const PlannedFor& planned) {
   std::size_t fits = 0;
   const Option* least = nullptr;
@@ -100,11 +104,12 @@ std::vector<std::string> by_memory(const std::vector<Option>& options, const Pla
     if (planned.memory_limit == 0 || option.forecast.memory.bytes <= planned.memory_limit) ++fits;
     if (!least || option.forecast.memory.bytes < least->forecast.memory.bytes) least = &option;
   }
+  if (!least) return {none_can_be_run(options)};
   return {fmt::format(
       "No device is named, so nothing has a time: {} of {} rows fit{}, and {} holds least, {}. Give "
       "--device-model NAME for a recommendation.",
       fits, options.size(), planned.memory_limit > 0 ? fmt::format(" into {}", format_bytes(planned.memory_limit)) : "",
-      least ? least->name : "none", least ? format_bytes(least->forecast.memory.bytes) : "")};
+      least->name, format_bytes(least->forecast.memory.bytes))};
 }
 
 }  // namespace
@@ -134,7 +139,7 @@ Answer answer_of(const std::vector<Option>& options, const PlannedFor& planned, 
     answer.bound = Bound::memory;
     answer.sentences.push_back(
         least == options.end() || !least->has_forecast()
-            ? "No row can be run."
+            ? none_can_be_run(options)
             : fmt::format("No row fits into {}: {} holds least, {}. Take more ranks, fewer sequences of a rank, or a "
                           "mesh with tp.",
                           format_bytes(planned.memory_limit), least->name, format_bytes(least->forecast.memory.bytes)));

@@ -190,9 +190,9 @@ PassBound pass_bound(const SearchSpace& space, const Way& way, const PlannedFor&
 }
 
 RestBound rest_bound(const SearchSpace& space, const Way& way, const PlannedFor& planned) {
-  return by_few_layers(space.config(way, 1), planned, rest_of, &RestBound::compute, &RestBound::before,
-                       &RestBound::after, &RestBound::links, &RestBound::first_links, &RestBound::last_links,
-                       &RestBound::state);
+  return by_few_layers(space.config(way, space.fewest_sequences(way)), planned, rest_of, &RestBound::compute,
+                       &RestBound::before, &RestBound::after, &RestBound::links, &RestBound::first_links,
+                       &RestBound::last_links, &RestBound::state);
 }
 
 double least_seconds(const PassBound& pass, std::int64_t micro_batches) {

@@ -113,15 +113,20 @@ std::vector<FlipOf> flips_of(const Rivals& rivals, const Answer& answer) {
   const Option& best = options[*answer.choice.best];
   seek_priced_again(sought, options, planned);
   const TrainConfig& config = best.config;
+  const bool is_free = config.plan.numerics.layout_free();  // then a batch has whole leaves, and no other micro-batches
   const auto data_ranks = static_cast<double>(nn::count_data_ranks(config.plan.mesh.of(planned.ranks)));
-  const double micro = static_cast<double>(config.plan.micro_batches);
+  const double micro =
+      is_free ? static_cast<double>(config.plan.leaves) / data_ranks : static_cast<double>(config.plan.micro_batches);
   const double sequences = static_cast<double>(config.batch) / data_ranks / micro;
-  sought.push_back(
-      {{.what = "sequences of a rank at a time", .now = sequences, .from = 1, .to = sequences * kMostTimes},
-       true,
-       [=, &rivals](double n) {
-         return winner_name(rivals.winning({{"batch", fmt::format("{:.0f}", n * micro * data_ranks)}}, n / sequences));
-       }});
+  sought.push_back({{.what = is_free ? "sequences of a leaf" : "sequences of a rank at a time",
+                     .now = sequences,
+                     .from = 1,
+                     .to = sequences * kMostTimes},
+                    true,
+                    [=, &rivals](double n) {
+                      return winner_name(
+                          rivals.winning({{"batch", fmt::format("{:.0f}", n * micro * data_ranks)}}, n / sequences));
+                    }});
   const auto tokens = static_cast<double>(config.model.sequence);
   sought.push_back({{.what = "tokens of a sequence",
                      .now = tokens,
@@ -134,6 +139,7 @@ std::vector<FlipOf> flips_of(const Rivals& rivals, const Answer& answer) {
                       if (config.model.positions > 0) changes.emplace_back("model.positions", text);
                       return winner_name(rivals.winning(changes, n / tokens));
                     }});
+  if (is_free) return find_all(sought, best.name);
   sought.push_back({{.what = "micro-batches of a step", .now = micro, .from = micro, .to = micro * kMostTimes},
                     true,
                     [&rivals](double n) { return winner_name(rivals.of_micro_batches(std::llround(n))); }});

@@ -154,6 +154,9 @@ class Planning {
   }
 
  private:
+  /// Then micro-batches are leaves, which no row has more of.
+  bool is_free() const { return config_.plan.numerics.layout_free(); }
+
   int ranks_of() const {
     check_usage(flags_.ranks >= 0 && flags_.ranks <= kMostPlannedRanks, "--ranks must be from 1 to {}, got {}",
                 kMostPlannedRanks, flags_.ranks);
@@ -222,8 +225,9 @@ class Planning {
     std::vector<std::pair<std::string, std::string>> about{
         {"model", fmt::format("{}, {} layers, width {}, {} heads, {} parameters, in {}", m.style, m.layers, m.width,
                               m.heads, size_.parameters, name(config_.plan.param_dtype))},
-        {"step", fmt::format("{} sequences of {} tokens, {} micro-batches", config_.batch, m.sequence,
-                             config_.plan.micro_batches)},
+        {"step", fmt::format("{} sequences of {} tokens, {}", config_.batch, m.sequence,
+                             is_free() ? fmt::format("{} leaves (layout_free)", config_.plan.leaves)
+                                       : fmt::format("{} micro-batches", config_.plan.micro_batches))},
         {"ranks", fmt::format("{}, {}", planned_.ranks, hosts_of(flags_.cluster, planned_.ranks).text())}};
     if (!planned_.cluster) return about;
     about.emplace_back("device", fmt::format("{}, {}", planned_.cluster->device.name,
@@ -242,7 +246,8 @@ class Planning {
     Report report;
     if (flags_.flips && planned_.cluster) {
       const Rivals rivals(options_, planned_);
-      if (const auto more = accumulate_for(kWantedMfu, kMostMicroBatches, rivals, size_))
+      const auto more = is_free() ? std::nullopt : accumulate_for(kWantedMfu, kMostMicroBatches, rivals, size_);
+      if (more)
         report.answer.push_back(fmt::format(
             "MFU {:.0f} % takes {} micro-batches of this size: --batch {} --accumulate {} with {}, {:.1f} %.",
             100 * kWantedMfu, more->micro_batches, config_.batch / config_.plan.micro_batches * more->micro_batches,

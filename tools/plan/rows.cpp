@@ -233,7 +233,8 @@ std::vector<RowPlan> plan_rows(const TrainConfig& base, int ranks, const RowsOf&
         ranks == 1 ? "one rank" : fmt::format("of the mesh \"{}\" one rank", base.plan.mesh.text()));
   const auto values = values_of(base);
   const auto is_own = [&values](const Setting* setting) { return is_of(*setting, values); };
-  const auto is_asked = [&of](std::string_view knob) {
+  const auto is_asked = [&](std::string_view knob) {
+    if (knob == "accumulate" && base.plan.numerics.layout_free()) return false;  // micro-batches are leaves
     return of.knobs.empty() ? !of.combined || !is_among(kAlone, knob) : is_among(of.knobs, knob);
   };
   std::vector<std::vector<const Setting*>> knobs;

@@ -50,11 +50,15 @@ std::string Sharding::mesh() const {
 }
 
 SearchSpace::SearchSpace(const TrainConfig& base, const HostLayout& hosts) : base_(base) {
+  const bool is_free =
+      base.plan.numerics.layout_free();  // then micro-batches are leaves, which a rank has its share of
+  if (is_free) nn::local_batch(base.plan, base.batch, 1);
   for (Sharding& sharding : shardings_of(hosts.ranks(), hosts)) {
     if (base.batch % sharding.data_ranks() != 0) continue;
+    if (is_free && base.plan.leaves % sharding.data_ranks() != 0) continue;
     const auto index = static_cast<std::uint32_t>(shardings_.size());
     const std::int64_t sequences = base.batch / sharding.data_ranks();
-    for (std::int64_t micro = 1; micro <= sequences; ++micro) {
+    for (std::int64_t micro = 1; micro <= (is_free ? 1 : sequences); ++micro) {
       if (sequences % micro != 0) continue;
       for (std::uint8_t units = 0; units < kUnits.size(); ++units)
         for (std::uint8_t recompute = 0; recompute < kRecompute.size(); ++recompute)
@@ -69,6 +73,10 @@ SearchSpace::SearchSpace(const TrainConfig& base, const HostLayout& hosts) : bas
       "a batch of {} sequences gives the data ranks of no mesh of {} ranks whole sequences; give --batch a multiple of "
       "{}, or of its divisors",
       base.batch, hosts.ranks(), hosts.ranks());
+}
+
+std::int64_t SearchSpace::fewest_sequences(const Way& way) const {
+  return base_.plan.numerics.layout_free() ? base_.plan.leaves / sharding(way).data_ranks() : 1;
 }
 
 std::int64_t SearchSpace::sequences(const Way& way) const {

@@ -42,6 +42,8 @@ class SearchSpace {
   const Sharding& sharding(const Way& way) const { return shardings_[way.sharding]; }
   /// Sequences of a micro-batch of a rank.
   std::int64_t sequences(const Way& way) const;
+  /// The fewest that one may have.
+  std::int64_t fewest_sequences(const Way& way) const;
   /// The config of a way, of `sequences` in each of its micro-batches on each rank with data.
   TrainConfig config(const Way& way, std::int64_t sequences) const;
   TrainConfig config(const Way& way) const { return config(way, sequences(way)); }
