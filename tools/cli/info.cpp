@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include "runtime/comm/job/rank.h"
-#include "runtime/cpu/gemm/gemm.h"
 #include "runtime/cpu/gemm/onednn.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/op/core/device_library.h"

@@ -4,7 +4,7 @@
 
 #include "nn/plan/apply.h"
 #include "runtime/comm/group/sum_order.h"
-#include "runtime/cpu/gemm/gemm.h"
+#include "runtime/cpu/gemm/onednn.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/os/instruction_level.h"
 

@@ -3,7 +3,6 @@
 // Work is cut into pieces by problem size only and every piece is computed by one thread, so results have the same bits
 // on any number of threads.
 #include <cstdint>
-#include <string>
 
 #include "runtime/tensor/dtype.h"
 
@@ -61,10 +60,6 @@ class UseGemmBackend {
  private:
   GemmBackend outer_;
 };
-
-/// The engine of bf16 products of this process, which add in an order of its own: "own kernels", or "oneDNN 2.6.3 up to
-/// avx512_core_amx", which this opens.
-std::string bf16_engine();
 
 namespace detail {
 bool onednn_is_built_in();

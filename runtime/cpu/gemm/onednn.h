@@ -28,4 +28,8 @@ struct OnednnLibrary {
 /// Never throws; any thread.
 const OnednnLibrary& onednn_library();
 
+/// The engine of this process's bf16 products, which add in an order of its own: "own kernels", or "oneDNN 2.6.3 up to
+/// avx512_core_amx", which this opens.
+std::string bf16_engine();
+
 }  // namespace sherd::cpu
