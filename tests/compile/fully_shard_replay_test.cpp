@@ -203,9 +203,10 @@ TEST_P(FullyShardReplay, TransfersOfAProgramAreTheBytesThatTheGroupCounted) {
   if (GetParam() == 1) return;  // nothing travels
   run_ranks(GetParam(), [](const Group& group) {
     for (const DType gathered : {DType::bf16, DType::f32}) {
-      const nn::UnitPolicy options{
-          .mp_policy = {.param_dtype = gathered, .reduce_dtype = DType::f32, .output_dtype = DType::f32}};
-      Training training(group, true, options, options);
+      const nn::UnitPolicy units{.mp_policy = {.param_dtype = gathered, .reduce_dtype = DType::f32}};
+      nn::UnitPolicy root = units;
+      root.mp_policy.output_dtype = DType::f32;
+      Training training(group, true, units, root);
       const Tensor in[] = {slice_of(batch_of(12, 6, 0, "x"), *group), slice_of(batch_of(12, 5, 0, "y"), *group)};
       for (int settling = 0; settling < 2; ++settling) training.step(in[0], in[1]);
       Recorder recorder(in);
