@@ -173,6 +173,23 @@ TEST(PlanCommand, AnswersFirstAndEqualInputsGiveEqualBytes) {
   EXPECT_EQ(first.out, sherd_here(exam({"--only", "full_shard,hybrid_shard"})).out);
 }
 
+TEST(PlanCommand, LeavesTakeThePlaceOfMicroBatches) {
+  const std::vector<std::string> words{
+      "plan",     "--numerics",    "layout_free", "--ranks",       "4", "--batch",          "32", "--model.layers",
+      "1",        "--model.width", "32",          "--model.heads", "4", "--model.sequence", "16", "--device-model",
+      "h100-sxm", "--fabric",      "in=nvlink4"};
+  const auto rows = sherd_here(words);
+  EXPECT_EQ(rows.status, 0) << rows.err;
+  expect_within(rows.out, {"32 sequences of 16 tokens, 8 leaves (layout_free)", "sequences of a leaf, now 4"});
+  EXPECT_EQ(rows.out.find("micro-batches"), rows.out.npos) << rows.out;
+  std::vector<std::string> ways = words;
+  ways.insert(ways.end(), {"--search", "--tries", "20"});
+  const auto found = sherd_here(ways);
+  expect_within(found.out, {"Take dp="});
+  EXPECT_EQ(found.out.find("below their bounds"), found.out.npos) << found.out;
+  EXPECT_EQ(found.out.find("accumulate"), found.out.npos) << found.out;
+}
+
 TEST(PlanCommand, JsonHasEveryRowWithTrafficByAxisAndFabric) {
   const auto end = sherd_here(exam({"--json", "--flips", "false"}));
   EXPECT_EQ(end.status, 0) << end.err;
