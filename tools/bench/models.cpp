@@ -8,16 +8,15 @@
 #include "runtime/tensor/nearest.h"
 #include "tools/bench/bench.h"
 #include "tools/cli/program.h"
-#include "tools/train/mfu.h"
 #include "tools/train/model_factory.h"
 
 namespace sherd::bench {
 
 double BenchModel::step_flops() const {
-  TrainConfig config;
-  config.batch = batch;
-  config.model = *this;
-  return train::step_flops(config, make_bench_model(*this)->num_parameters(), vocabulary);
+  const std::int64_t looked_up = tied_head ? 0 : vocabulary * width;
+  const std::int64_t multiplied = make_bench_model(*this)->num_parameters() - looked_up;
+  const auto per_token = static_cast<double>(6 * multiplied + 6 * layers * sequence * width);
+  return static_cast<double>(tokens_per_step()) * per_token;
 }
 
 BenchModel bench_model(const std::string& name) {

@@ -17,7 +17,8 @@ struct BenchModel : TrainConfig::Model {
   std::int64_t batch = 0;
 
   std::int64_t tokens_per_step() const { return batch * sequence; }
-  /// Operations of a training step of one rank, train::step_flops().
+  /// Operations of a training step of one rank: tokens x (6 N + 6 x layers x T x width), the causal half of attention.
+  /// N counts the tied matrix once, and no matrix that is only looked up in.
   double step_flops() const;
 };
 

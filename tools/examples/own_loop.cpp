@@ -51,8 +51,7 @@ int main(int argc, char** argv) {
   train::MetricsFile file(argv[1], train::header_line(config, group->size()), 0);
   const train::StepLog::Observer observe = [&](const train::StepMetrics& m) { file.write(train::step_line(m)); };
   const double peak = train::peak_flops(config, *group);
-  const double flops = train::step_flops(config, step.model().num_parameters(), config.model.vocabulary);
-  const double at_peak = peak > 0 ? flops / peak : 0;
+  const double at_peak = peak > 0 ? train::step_flops(config, step.model().num_parameters()) / peak : 0;
   train::StepLog log(*group, RankContext::current().allocator().accounting(), 0, {}, at_peak, observe);
   for (std::int64_t s = 0; s < config.steps; ++s) {
     log.begin();

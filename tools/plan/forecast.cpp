@@ -49,7 +49,7 @@ ModelSize model_size(const TrainConfig& config, std::int64_t vocabulary) {
   ModelSize size;
   for (const nn::Parameter* const parameter : make_model(config.model, vocabulary)->parameters())
     size.parameters += parameter->numel();
-  size.flops = step_flops(config, size.parameters, vocabulary);
+  size.flops = step_flops(config, size.parameters);
   return size;
 }
 

@@ -24,12 +24,10 @@ struct RankPeak {
 
 }  // namespace
 
-double step_flops(const TrainConfig& config, std::int64_t parameters, std::int64_t data_vocabulary) {
+double step_flops(const TrainConfig& config, std::int64_t parameters) {
   const TrainConfig::Model& m = config.model;
-  const std::int64_t looked_up = m.tied_head ? 0 : (m.vocabulary > 0 ? m.vocabulary : data_vocabulary) * m.width;
   const double attention = 6.0 * static_cast<double>(m.layers) * static_cast<double>(m.sequence * m.width);
-  return static_cast<double>(config.batch * m.sequence) *
-         (6.0 * static_cast<double>(parameters - looked_up) + attention);
+  return static_cast<double>(config.batch * m.sequence) * (6.0 * static_cast<double>(parameters) + attention);
 }
 
 double peak_flops(const TrainConfig& config, ProcessGroup& group) {

@@ -7,11 +7,9 @@
 
 namespace sherd::train {
 
-/// Operations of a step of all ranks: for each token 6 for a parameter that it is multiplied by and, of the causal half
-/// of attention, 6 x layers x sequence x width. `parameters` are the model's, a tied matrix once; of them the token
-/// embedding is only looked up in, unless it is the head too, and counts nothing. Its rows are those of the section, or
-/// `data_vocabulary` where that says 0. What is computed again is not counted.
-double step_flops(const TrainConfig& config, std::int64_t parameters, std::int64_t data_vocabulary);
+/// Operations of a step of all ranks: for each token 6 for a parameter and, of the causal half of attention, 6 x layers
+/// x sequence x width. `parameters` counts a tied matrix once. What is computed again is not counted.
+double step_flops(const TrainConfig& config, std::int64_t parameters);
 
 /// FLOP/s of all ranks at their peak in the type that they compute in: what a core makes on its registers (measured, a
 /// millisecond) times the threads of ranks, no more than the CPUs that a host allows. 0 where it is not known: on GPUs.

@@ -32,7 +32,7 @@ std::int64_t sequences_of_step(const Run& run) { return run.rows.count * run.mes
 
 double seconds_at_peak(Run& run) {
   const double made = static_cast<double>(sequences_of_step(run)) / static_cast<double>(run.config.batch);
-  const double flops = made * step_flops(run.config, run.step->model().num_parameters(), run.data->vocabulary().size());
+  const double flops = made * step_flops(run.config, run.step->model().num_parameters());
   const double peak = peak_flops(run.config, *run.group);
   return peak > 0 ? flops / peak : 0;
 }
