@@ -167,7 +167,7 @@ TEST_F(Calibrate, AFileOfItIsADeviceModel) {
   const auto simulated = with_file({"simulate", config_file_, "--ranks", "4", "--model.vocabulary", "256", "--json"});
   ASSERT_EQ(simulated.status, 0) << simulated.err;
   expect_within(simulated.out, {machine_name() + ": calibrated ", "by another build"});
-  expect_within(with_file({"plan", config_file_, "--ranks", "8", "--model.vocabulary", "256"}).out,
+  expect_within(with_file({"plan", config_file_, "--ranks", "8", "--batch", "24", "--model.vocabulary", "256"}).out,
                 {"with 4 ranks, not 8"});
   const auto spanning = with_file({"plan", config_file_, "--ranks", "8", "--hosts", "2", "--model.vocabulary", "256"});
   EXPECT_EQ(spanning.status, kUsage) << spanning.out;

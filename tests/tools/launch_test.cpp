@@ -169,7 +169,8 @@ TEST_F(SherdRun, OneRankHasNoPrefix) {
 
 TEST_F(SherdRun, RanksLearnTheirPlaceAndTheStore) {
   ASSERT_EQ(run(shell(3,
-                      "env | grep ^SHERD_ | grep -v -e ^SHERD_TEST_ -e ^SHERD_CHECK_ -e ^SHERD_CACHE= | sort > env.$SHERD_RANK; echo "
+                      "env | grep ^SHERD_ | grep -v -e ^SHERD_TEST_ -e ^SHERD_CHECK_ -e ^SHERD_CACHE= | sort > "
+                      "env.$SHERD_RANK; echo "
                       "$OTHER > other.$SHERD_RANK"),
                 [] {
                   ::setenv("SHERD_WORLD_SIZE", "77", 1);  // of an outer launcher: replaced

@@ -89,7 +89,7 @@ TEST_F(MemoryAdvice, MicroBatchesNameTheGradientsThatStay) {
     ASSERT_NE(parts, advice.fits.end());
     const auto bytes = static_cast<double>(4 * elements);
     EXPECT_GE(static_cast<double>(parts->gradients), shards ? 0.5 * bytes : bytes);
-    EXPECT_LE(static_cast<double>(parts->gradients), 1.5 * (shards ? 0.5 * bytes : bytes));
+    EXPECT_LE(static_cast<double>(parts->gradients), 1.5 * bytes);  // and what the pass has made
     expect_within(parts->text(), {shards ? " of shards of gradients stay" : " of whole gradients stay",
                                   format_bytes(parts->gradients)});
   }

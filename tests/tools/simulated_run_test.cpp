@@ -1,17 +1,7 @@
-// What the simulator plays beside a run that trains: peaks of every category, and who waits for whom.
+// What the simulator plays beside a run that trains: peaks of every category.
 #include <gtest/gtest.h>
 
-#include <mutex>
-
-#include <nlohmann/json.hpp>
-
-#include "nn/module_hook.h"
 #include "runtime/exec/simulate.h"
-#include "runtime/op/core/grad_mode.h"
-#include "runtime/op/rows/ops.h"
-#include "tests/support/expect_error.h"
-#include "tests/tools/program_here.h"
-#include "tests/tools/program_test.h"
 #include "tests/tools/tiny_run.h"
 #include "tools/train/calibration.h"
 #include "tools/train/ghost_step.h"
@@ -48,12 +38,11 @@ class SimulatedRun : public ::testing::Test {
 
 TEST_F(SimulatedRun, PeaksAreThoseOfTheRunToTheByte) {
   for (const std::string_view strategy : {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard_state"})
-    for (const std::string_view more : {"", "captured", "bf16"}) {
+    for (const std::string_view more : {"", "bf16"}) {
       TrainConfig config = config_;
       config.plan.strategy = strategy;
       config.plan.mesh = nn::strategy(strategy).needs_replicas ? "replicate=2,dp=2" : "dp=2";
       const int ranks = nn::strategy(strategy).needs_replicas ? 4 : 2;
-      config.plan.compiled = more == "captured";
       if (more == "bf16") config.plan.param_dtype = DType::bf16;
       config.eval_every = 0;
       SCOPED_TRACE(fmt::format("{} {}", strategy, more));
@@ -72,50 +61,6 @@ TEST_F(SimulatedRun, PeaksAreThoseOfTheRunToTheByte) {
         EXPECT_EQ(simulated.peaks[0].bytes, seen.bytes) << "rank " << rank;
       }
     }
-}
-
-/// Computes for longer before a module does.
-class Slower : public nn::ModuleHook {
- public:
-  void before_forward(nn::Module&) override {
-    const GradMode off(false);
-    for (int i = 0; i < 12; ++i) product_ = matmul(side_, side_);
-  }
-  bool can_recompute() const override { return true; }
-
- private:
-  Tensor side_ = full({192, 192}, 0.5, DType::f32), product_;
-};
-
-// A rank that computes for longer, and one that --slow makes so: the same one is waited for, by the same one.
-TEST_F(SimulatedRun, TheSlowRankIsTheOneThatTheRunWaitsFor) {
-  config_.steps = 12;
-  std::mutex mutex;
-  RunTimes times;
-  double waits[2] = {};
-  run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
-    Trainer trainer(config_, group);
-    if (group->rank() == 1)
-      for (nn::Module* block : trainer.model().blocks()) block->add_hook(std::make_shared<Slower>());
-    trainer.run([&](const StepMetrics& m) {
-      const std::lock_guard lock(mutex);
-      if (m.step > 4) waits[group->rank()] += m.exposed_skew_seconds;
-      if (m.times && group->rank() == 0) times = *m.times;
-    });
-  });
-  ASSERT_EQ(times.stragglers, std::vector{1});
-  EXPECT_GT(waits[0], waits[1]);
-
-  const std::string prices = dir_.write("machine.json", print(made_up_machine(2)));
-  const std::string file = dir_.write("config.toml", to_toml(config_));
-  const ProgramEnd end = sherd_here({"simulate", file, "--ranks", "2", "--model.vocabulary", "29", "--vocabulary",
-                                     "auto", "--device-model", prices, "--slow", "1=3", "--json"});
-  ASSERT_EQ(end.status, 0) << end.err;
-  const auto result = nlohmann::json::parse(end.out);
-  ASSERT_EQ(result.at("waited_for").size(), 1u);
-  EXPECT_EQ(result.at("waited_for").at(0).at("rank"), times.stragglers[0]);
-  EXPECT_EQ(result.at("waited_for").at(0).at("worst"), 0);
-  EXPECT_GT(result.at("lost").at("slow ranks"), 0);
 }
 
 }  // namespace
