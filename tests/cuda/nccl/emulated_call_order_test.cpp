@@ -67,12 +67,13 @@ std::vector<std::string> told_of_two_orders(bool in_two_groups) {
 TEST_F(FakeCallOrder, TwoOrdersOverQueuesAreNamedByRankAndCall) {
   start({.refuses_orders = false});
   for (const std::string& text : told_of_two_orders(false))
-    if (!text.empty())  // as below
+    if (!text.empty()) {  // as below
       EXPECT_THAT(
           text,
           AllOf(HasSubstr("rank 1 calls all_"), HasSubstr("for blocks.0 [f32 x"), HasSubstr("ranks 0, 2 call"),
                 HasSubstr("call 1 over all queues"), HasSubstr("call 2 over all queues"),
                 HasSubstr("must make the same calls in the same order"), ::testing::Not(HasSubstr("from_local()"))));
+    }
 }
 
 TEST_F(FakeCallOrder, TwoOrdersOverGroupsAreNamedByRankAndCall) {
@@ -80,9 +81,10 @@ TEST_F(FakeCallOrder, TwoOrdersOverGroupsAreNamedByRankAndCall) {
   std::vector<std::string> told = told_of_two_orders(true);
   told.pop_back();  // rank 2, which is in neither place: it may have ended both of its calls before
   for (const std::string& text : told)
-    if (!text.empty())  // whose calls have all met before they were compared
+    if (!text.empty()) {  // whose calls have all met before they were compared
       EXPECT_THAT(text, AllOf(HasSubstr("rank 0 calls all_reduce #"), HasSubstr("rank 1 calls all_reduce #"),
                               HasSubstr("behind 0 of wider groups"), HasSubstr("behind 1 of wider groups")));
+    }
 }
 
 }  // namespace
