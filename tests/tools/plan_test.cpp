@@ -174,10 +174,30 @@ TEST(PlanCommand, AnswersFirstAndEqualInputsGiveEqualBytes) {
 }
 
 TEST(PlanCommand, LeavesTakeThePlaceOfMicroBatches) {
-  const std::vector<std::string> words{
-      "plan",     "--numerics",    "layout_free", "--ranks",       "4", "--batch",          "32", "--model.layers",
-      "1",        "--model.width", "32",          "--model.heads", "4", "--model.sequence", "16", "--device-model",
-      "h100-sxm", "--fabric",      "in=nvlink4"};
+  const std::vector<std::string> words{"plan",
+                                       config_path("llama-7b"),
+                                       "--numerics",
+                                       "layout_free",
+                                       "--ranks",
+                                       "4",
+                                       "--batch",
+                                       "32",
+                                       "--model.layers",
+                                       "1",
+                                       "--model.width",
+                                       "32",
+                                       "--model.heads",
+                                       "4",
+                                       "--model.kv-heads",
+                                       "4",
+                                       "--model.hidden",
+                                       "64",
+                                       "--model.sequence",
+                                       "16",
+                                       "--device-model",
+                                       "h100-sxm",
+                                       "--fabric",
+                                       "in=nvlink4"};
   const auto rows = sherd_here(words);
   EXPECT_EQ(rows.status, 0) << rows.err;
   expect_within(rows.out, {"32 sequences of 16 tokens, 8 leaves (layout_free)", "sequences of a leaf, now 4"});
