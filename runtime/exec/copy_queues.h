@@ -6,7 +6,8 @@
 
 namespace sherd {
 
-inline constexpr std::string_view kCopyQueues[] = {"disk", "offload", "activations"};
+inline constexpr std::string_view kDiskQueue = "disk", kOffloadQueue = "offload", kActivationsQueue = "activations";
+inline constexpr std::string_view kCopyQueues[] = {kDiskQueue, kOffloadQueue, kActivationsQueue};
 
 constexpr bool is_copy_queue(std::string_view name) {
   return std::find(std::begin(kCopyQueues), std::end(kCopyQueues), name) != std::end(kCopyQueues);

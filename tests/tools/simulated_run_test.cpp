@@ -12,7 +12,7 @@ using namespace train;
 
 namespace {
 
-/// A machine whose numbers are round ones: who waits for whom does not depend on them.
+/// A machine whose numbers are round ones: peaks do not depend on them.
 Calibration made_up_machine(int ranks) {
   const Rate rate{{{1, 1e10}}, "made up"};
   Calibration made{.device = {.name = "made up", .call_seconds = 1e-6, .read = rate, .copied = rate, .source = "s"},

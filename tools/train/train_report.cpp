@@ -126,8 +126,7 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
     if (summary.comm.total > 0)
       text += fmt::format(
           "communication   {:.1f} s over all queues, of which {:.1f} s ({:.0f} %) were exposed: rank 0 waited {:.1f} s "
-          "for "
-          "transfers and {:.1f} s for ranks that came later\n",
+          "for transfers and {:.1f} s for ranks that came later\n",
           summary.comm.total, summary.comm.exposed, 100 * summary.comm.exposed / summary.comm.total,
           summary.comm.transfer(), summary.comm.skew);
   }

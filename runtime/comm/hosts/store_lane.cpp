@@ -13,7 +13,6 @@
 #include "runtime/comm/hosts/store_bytes.h"
 #include "runtime/exec/purpose.h"
 #include "runtime/tensor/error.h"
-#include "runtime/tensor/for_scope.h"
 #include "runtime/tensor/indices.h"
 
 namespace sherd::comm {
@@ -25,9 +24,6 @@ constexpr std::size_t kPiece = std::size_t{1} << 20;  // the most that a value o
 struct Header {
   std::uint64_t hash = 0, call_bytes = 0, bytes = 0;
 };
-
-// While a call is counted whose bytes something else moves, which takes the time.
-thread_local bool moves_elsewhere = false;
 
 double seconds_in(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
 
@@ -110,11 +106,10 @@ void StoreLane::enter(const Collective& call, bool moves) {
     family.poison(fmt::format("rank {} failed in {}: {}", family.rank(), fingerprint.text(), error.what()));
     throw;
   }
-  const ForScope<bool> elsewhere(&moves_elsewhere, !moves);
-  count(call, start);
+  count(call, start, moves);
 }
 
-void StoreLane::count(const Collective& call, Clock::time_point start) {
+void StoreLane::count(const Collective& call, Clock::time_point start, bool moves) {
   if (Link* const link = group_.link()) std::this_thread::sleep_until(link->pass(Clock::now(), call.op, call.bytes()));
   const std::lock_guard lock(counts_mutex_);
   if (!is_agreeing()) {
@@ -122,7 +117,7 @@ void StoreLane::count(const Collective& call, Clock::time_point start) {
     item.calls += 1;
     item.bytes += call.bytes();
   }
-  if (!moves_elsewhere) counts_.seconds += seconds_in(Clock::now() - start);
+  if (moves) counts_.seconds += seconds_in(Clock::now() - start);
 }
 
 void StoreLane::move(const Collective& call, const Fingerprint& fingerprint) {

@@ -48,7 +48,8 @@ class StoreLane : public HostGroup {
   void begin_epoch();
   Fingerprint opened(const Collective& call);
   void enter(const Collective& call, bool moves);
-  void count(const Collective& call, Clock::time_point start);
+  /// `moves`: the bytes too, which something else takes the time for otherwise.
+  void count(const Collective& call, Clock::time_point start, bool moves);
   void move(const Collective& call, const Fingerprint& fingerprint);
   void exchange(const Fingerprint& call, bool is_for_all, const std::vector<std::string>& bytes,
                 std::vector<std::string>& received);

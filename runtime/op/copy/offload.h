@@ -24,6 +24,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/exec/copy_queues.h"
 #include "runtime/memory/offload_file.h"
 #include "runtime/op/attrs/attr_kind.h"
 #include "runtime/op/core/op.h"
@@ -53,8 +54,6 @@ struct OffloadAttrs {
       attr<&OffloadAttrs::device>("device").optional(), attr<&OffloadAttrs::in_flight>("in_flight").optional().pace(),
       attr<&OffloadAttrs::activations>("activations").optional(), attr<&OffloadAttrs::kind>("kind")};
 };
-
-inline constexpr std::string_view kDiskQueue = "disk", kOffloadQueue = "offload", kActivationsQueue = "activations";
 
 inline constexpr std::int64_t kOffloadBytesInFlight = std::int64_t{48} << 20;
 
