@@ -37,7 +37,7 @@ TEST(CallOrder, PlacesAreThoseOfTheGroupAndOfThoseAroundIt) {
   EXPECT_EQ(one.next(3), "call 1 over all queues, behind 0 of wider groups");
 }
 
-/// Those who were told. A rank whose device was done before the ranks had met may hear of it in a later call.
+/// Leaves out ranks that were told nothing: a device may be done before the ranks have met, and tell of it later.
 std::vector<std::string> heard(std::vector<std::string> told) {
   std::erase(told, "");
   EXPECT_FALSE(told.empty()) << "no rank was told";
